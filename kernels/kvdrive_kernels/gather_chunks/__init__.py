@@ -1,0 +1,8 @@
+"""Copy chunks between flat stores of chunks."""
+
+from kvdrive_kernels.gather_chunks.reference import gather_chunks as reference
+from kvdrive_kernels.dispatch import Kernel
+
+gather_chunks = Kernel("gather_chunks", cpu=reference)
+
+__all__ = ["gather_chunks", "reference"]

@@ -1,0 +1,8 @@
+"""Hit or miss, and which resident chunks give way: the books of a window for one step."""
+
+from kvdrive_kernels.probe_window.reference import probe_window as reference
+from kvdrive_kernels.dispatch import Kernel
+
+probe_window = Kernel("probe_window", cpu=reference)
+
+__all__ = ["probe_window", "reference"]
