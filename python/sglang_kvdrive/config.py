@@ -86,7 +86,7 @@ class Budget:
         """K at `n_tokens` stored tokens: `max(floor, ratio * n)`, or the fixed number."""
         if self.entries is not None:
             return self.entries
-        return max(self.floor_entries, ceil_div(round(self.ratio * 10**6) * n_tokens, 10**6))
+        return max(self.floor_entries, ceil_div(max(1, round(self.ratio * 10**6)) * n_tokens, 10**6))
 
     def __str__(self) -> str:
         if self.entries is not None:
@@ -187,10 +187,14 @@ class KVDriveConfig:
                    "the newest token is always attended")  # fmt: skip
         if self.dense_below is not None and self.dense_below < 0:
             yield f"--kvdrive-dense-below is {self.dense_below}, it must be at least 0, or {AUTO}"
+        if self.tokens_per_group < 1 or self.groups_per_page < 1:
+            yield f"tokens_per_group is {self.tokens_per_group} and groups_per_page is {self.groups_per_page}, both must be at least 1"
+            return
         for name in ("pending_tokens", "segment_tokens"):
             if getattr(self, name) < 1 or getattr(self, name) % self.page_tokens:
                 yield f"{name} is {getattr(self, name)}, it must be a multiple of an index page ({self.page_tokens} tokens)"
-        if self.tokens_per_group % self.chunk_size or self.kmeans_iterations < 1:
+        whole_chunks = self.chunk_size not in CHUNK_SIZES or self.tokens_per_group % self.chunk_size == 0
+        if not whole_chunks or self.kmeans_iterations < 1:
             yield (f"tokens_per_group is {self.tokens_per_group} and kmeans_iterations {self.kmeans_iterations}: "
                    f"whole chunks of {self.chunk_size} tokens, and at least 1")  # fmt: skip
 
@@ -310,7 +314,7 @@ def _parse_dense_below(text: str) -> int | None:
     text = str(text).strip().lower()
     if text == AUTO:
         return None
-    if not text.isdigit():
+    if not text.isdecimal():
         raise ConfigError(f"--kvdrive-dense-below is {text!r}, it must be a number of tokens from 0 up, or {AUTO}")
     return int(text)
 

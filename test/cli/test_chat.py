@@ -101,6 +101,7 @@ def test_an_answer_is_streamed_and_kept_for_the_next_question(chat, server):
     first, second = server.bodies
     assert first["stream"] is True
     assert first["max_tokens"] == 32
+    assert first["temperature"] == 0
     assert "custom_params" not in first
     assert [message["content"] for message in second["messages"]] == ["capital of France?", "Paris.", "and of Spain?"]
 
@@ -182,6 +183,12 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(chat, server, monkeypatch):
     server.hang_after = None
     chat.handle("go on")
     assert [message["content"] for message in server.bodies[1]["messages"]] == ["tell me a story", "Once ", "go on"]
+
+
+@pytest.mark.parametrize("flags", [["--max-tokens", "0"], ["--temperature", "-1"]])
+def test_sampling_out_of_range_is_refused_with_the_limit(flags, capsys):
+    assert main.main(["chat", *flags]) == 2
+    assert f"{flags[0]} is {flags[1]}, it must be at least" in capsys.readouterr().err
 
 
 def test_an_unknown_command_lists_the_known_ones(chat, server):

@@ -22,13 +22,13 @@ def attend_slots(
     """
     n_batch, n_heads, n_slots = slot_ids.shape
     chunk_size, dim = arena.shape[2:]
-    chunks = arena[slot_ids.masked_fill(n_valid == 0, 0).long()].float()
-    keys = chunks[..., 0, :, :].reshape(n_batch, n_heads, n_slots * chunk_size, dim)
-    values = chunks[..., 1, :, :].reshape(n_batch, n_heads, n_slots * chunk_size, dim)
+    chunks = arena[slot_ids.masked_fill(n_valid == 0, 0).long()]
+    keys = chunks[..., 0, :, :].float().reshape(n_batch, n_heads, n_slots * chunk_size, dim)
+    values = chunks[..., 1, :, :].float().reshape(n_batch, n_heads, n_slots * chunk_size, dim)
     counts = torch.arange(chunk_size, device=q.device) < n_valid.unsqueeze(-1)
     counts = counts.reshape(n_batch, n_heads, 1, n_slots * chunk_size)
     logits = torch.matmul(q.float(), keys.transpose(-1, -2)) * scale
     weights = torch.softmax(logits.masked_fill(~counts, float("-inf")), dim=-1)
     # A slot may hold stale or uninitialised bytes where it does not count: 0 * NaN must not reach the sum.
-    values = values.masked_fill(~counts.transpose(-1, -2), 0.0)
+    values.masked_fill_(~counts.transpose(-1, -2), 0.0)
     return torch.matmul(weights, values).to(q.dtype)

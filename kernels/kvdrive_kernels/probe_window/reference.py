@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch
 
+_KIND_SHIFT = 61
+_AGE_BITS = 29
+
 
 def probe_window(
     chunk_ids: torch.Tensor, resident: torch.Tensor, priority: torch.Tensor, stamps: torch.Tensor, n_entries: torch.Tensor
@@ -17,7 +20,8 @@ def probe_window(
     Args:
         chunk_ids: `[B, H_kv, K]` int32, distinct within a head, -1 padded; at most `n_entries` are not -1.
         resident: `[B, H_kv, W]` int32, chunk held by each window entry, -1 = free.
-        priority: `[B, H_kv, W]` fp32 or int64, value of each resident chunk, higher stays.
+        priority: `[B, H_kv, W]` fp32 or int64 from 0 up, value of each resident chunk, higher stays. An int64 priority is
+            the stamp itself.
         stamps: `[B, H_kv, W]` int64, age of each entry, lower is older.
         n_entries: `[B]` int, entries that the window of each sequence really has, at most W.
 
@@ -43,9 +47,14 @@ def probe_window(
 
 
 def _victim_order(resident, priority, stamps, evictable) -> torch.Tensor:
-    """Entries in the order in which they may be given up: by class (free, evictable, protected), priority, stamp."""
-    by_age = torch.argsort(stamps, dim=-1, stable=True)
-    by_value = torch.argsort(priority.gather(-1, by_age), dim=-1, stable=True)
-    order = by_age.gather(-1, by_value)
-    kind = torch.where(resident < 0, 0, 1).masked_fill(~evictable, 2)
-    return order.gather(-1, torch.argsort(kind.gather(-1, order), dim=-1, stable=True))
+    """Entries in the order in which they may be given up: by class (free, evictable, protected), priority, stamp.
+
+    The three are packed into one integer, so that one sort does it: 2 bits of class, 32 of priority, 29 of age.
+    """
+    kind = torch.where(resident < 0, 0, 1).masked_fill_(~evictable, 2)
+    if not priority.dtype.is_floating_point:
+        return torch.argsort((kind << _KIND_SHIFT) | priority, dim=-1, stable=True)
+    # Bits of a non-negative float grow with its value. A window's stamps span far less than 2^29.
+    age = (stamps - stamps.amin(dim=-1, keepdim=True)).clamp_max_((1 << _AGE_BITS) - 1)
+    bits = priority.clamp_min(0).view(torch.int32).long()
+    return torch.argsort((kind << _KIND_SHIFT) | (bits << _AGE_BITS) | age, dim=-1, stable=True)

@@ -15,7 +15,7 @@ from sglang_kvdrive.adapter.report import Reporter
 from sglang_kvdrive.adapter.selfcheck import assert_hooked
 from sglang_kvdrive.adapter.sizing import longest_request, resolve_memory
 from sglang_kvdrive.config import KVDriveConfig
-from sglang_kvdrive.decode.breakeven import break_even_tokens
+from sglang_kvdrive.breakeven import break_even_tokens
 from sglang_kvdrive.engine import KVDriveEngine
 from sglang_kvdrive.layout import BLOCK_TOKENS, KVLayout
 from sglang_kvdrive.machine import available_memory_bytes

@@ -201,6 +201,8 @@ def _add_scheduler_seams() -> None:
         HookType.AFTER,
     )
     _hook("sglang.srt.models.utils.enable_fused_set_kv_buffer", _no_fused_kv_write, HookType.AROUND)
+    _hook("sglang.srt.managers.scheduler.Scheduler.get_output_streamer_class", _output_streamer_class, HookType.AFTER)
+    _hook("sglang.srt.managers.scheduler.Scheduler.init_req_max_new_tokens", _init_req_max_new_tokens, HookType.AROUND)
 
 
 def _backend(runner):
@@ -221,6 +223,22 @@ def _internal_state(result, controller, *args):
     from sglang_kvdrive.adapter.metrics import add_internal_state
 
     return add_internal_state(result, controller, *args)
+
+
+def _output_streamer_class(_result, _scheduler):
+    if not chosen():
+        return None
+    from sglang_kvdrive.adapter.report import KVDriveOutputStreamer
+
+    return KVDriveOutputStreamer
+
+
+def _init_req_max_new_tokens(original, scheduler, req):
+    if not chosen():
+        return original(scheduler, req)
+    from sglang_kvdrive.adapter.metrics import init_req_max_new_tokens
+
+    return init_req_max_new_tokens(original, scheduler, req)
 
 
 def _no_fused_kv_write(original, *args, **kwargs):

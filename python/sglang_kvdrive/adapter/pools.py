@@ -117,17 +117,24 @@ class KVDriveAllocator(PagedTokenToKVPoolAllocator):
             self.engine.expect(req.kv.req_pool_idx, *expected_tokens(req))
         return self.engine.can_step(rows)
 
-    def max_new_tokens_for_memory(self, *args, **kwargs):
-        """One token less than stock: with the radix cache off, stock's admission wants one more than this leaves, and a
-        request at the edge of the capacity would wait for ever at the head of the queue."""
-        fits = super().max_new_tokens_for_memory(*args, **kwargs)
-        return None if fits is None else max(0, fits - 1)
+    def max_new_tokens_for_memory(self, input_tokens, max_new_tokens, *, token_capacity, sliding_window_size, chunk_size):
+        """Stock, with one token less of capacity: with the radix cache off, stock's admission of `ignore_eos` requests wants
+        one token more than this clip leaves, and a request at the edge would wait for ever at the head of the queue."""
+        return super().max_new_tokens_for_memory(
+            input_tokens,
+            max_new_tokens,
+            token_capacity=token_capacity - 1,
+            sliding_window_size=sliding_window_size,
+            chunk_size=chunk_size,
+        )
 
     def verify_byte_accounting(self) -> list[str]:
         """SGLang calls this in every idle loop; the books are checked once after each activity."""
         if not self._dirty:
             return []
         self._dirty = False
+        if self.reporter is not None:
+            self.reporter.publish()
         try:
             self.engine.check_integrity()
         except IntegrityError as error:

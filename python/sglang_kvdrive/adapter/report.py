@@ -80,12 +80,17 @@ class Reporter:
 
     def tick(self) -> None:
         now = time.monotonic()
-        if self._metrics is not None and now >= self._next_metrics:
+        if now >= self._next_metrics:
             self._next_metrics = now + self.METRICS_INTERVAL
-            self._metrics.update(self.engine)
+            self.publish()
         if self.log_interval and now >= self._next_log:
             self._next_log = now + self.log_interval
             self._log()
+
+    def publish(self) -> None:
+        """Bring the Prometheus metrics up to date: once a second while busy, and when the server becomes idle."""
+        if self._metrics is not None:
+            self._metrics.update(self.engine)
 
     def _log(self) -> None:
         stats = self.engine.stats.as_dict()

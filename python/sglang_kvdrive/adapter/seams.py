@@ -94,6 +94,14 @@ SEAMS = (
          ("self", "num_heads", "head_dim", "scaling", "num_kv_heads", "layer_id")),
     Seam(_SRT + "managers.scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state", "hook",
          "statistics in /server_info", ("self", "recv_req")),
+    Seam(_SRT + "managers.scheduler.Scheduler.get_output_streamer_class", "hook", "what each request did, in meta_info", ("self",)),
+    Seam(_SRT + "managers.scheduler_components.output_streamer.SchedulerOutputStreamer", "subclass", "the same",
+         attributes=("has_additional_customized_info", "build_additional_customized_info")),
+    Seam(_SRT + "managers.scheduler.Scheduler.init_req_max_new_tokens", "hook", "says when memory cuts a generation short",
+         ("self", "req")),
+    Seam(_SRT + "mem_cache.prefill_budget.PrefillBudget", "subclass", "admission counts HBM too",
+         attributes=("check_prefill", "can_allocate_prefill", "reserve")),
+    Seam(_SRT + "mem_cache.memory_pool.NoOpMHATokenToKVPool", "subclass", "a KV pool without buffers"),
     Seam(_SRT + "models.utils.enable_fused_set_kv_buffer", "hook", "no kernel writes K and V past us", ("forward_batch",)),
 )  # fmt: skip
 

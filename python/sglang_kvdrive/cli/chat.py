@@ -28,6 +28,9 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--url", default="http://127.0.0.1:30000", help="the server (default: %(default)s)")
     parser.add_argument("--file", help="put the text of this file before the first question")
     parser.add_argument("--max-tokens", type=int, default=512, help="longest answer in tokens (default: %(default)s)")
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, help="0 (default) repeats answers exactly, so that /dense can be compared"
+    )
     parser.set_defaults(run=run)
 
 
@@ -38,7 +41,9 @@ def run(args: argparse.Namespace) -> int:
 
     if args.max_tokens < 1:
         raise ConfigError(f"--max-tokens is {args.max_tokens}, it must be at least 1")
-    chat = Chat(ServerClient(args.url), Console(highlight=False, soft_wrap=True), args.max_tokens)
+    if args.temperature < 0:
+        raise ConfigError(f"--temperature is {args.temperature:g}, it must be at least 0")
+    chat = Chat(ServerClient(args.url), Console(highlight=False, soft_wrap=True), args.max_tokens, args.temperature)
     if args.file:
         chat.attach(args.file)
     chat.greet()
@@ -49,10 +54,10 @@ def run(args: argparse.Namespace) -> int:
 class Chat:
     """The conversation so far, and the commands."""
 
-    def __init__(self, client: ServerClient, console: Console, max_tokens: int):
+    def __init__(self, client: ServerClient, console: Console, max_tokens: int, temperature: float = 0.0):
         self._client = client
         self._console = console
-        self._max_tokens = max_tokens
+        self._sampling = {"max_tokens": max_tokens, "temperature": temperature}
         self._messages: list[dict[str, str]] = []
         self._attached = ""
         self._dense = False
@@ -132,7 +137,7 @@ class Chat:
         """Stream one answer. What came before a Ctrl-C stays in the conversation; a failed question does not."""
         content = f"{self._attached}\n\n{question}" if self._attached else question
         messages = [*self._messages, {"role": "user", "content": content}]
-        body: dict[str, Any] = {"model": "default", "messages": messages, "max_tokens": self._max_tokens}
+        body: dict[str, Any] = {"model": "default", "messages": messages, **self._sampling}
         if self._dense:
             body["custom_params"] = {"kvdrive": {"budget": "dense"}}
         text = self._stream(body)

@@ -131,7 +131,7 @@ class Supervisor:
 
     def _announce(self) -> None:
         question = {"role": "user", "content": "What is the capital of France?"}
-        body = json.dumps({"model": "default", "messages": [question], "max_tokens": 64})
+        body = json.dumps({"model": "default", "messages": [question], "max_tokens": 64, "temperature": 0})
         print(
             f"\nready after {time.monotonic() - self._begin:.0f} s. Try it from another terminal:\n\n"
             f"  curl -s {self._url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'\n\n"
