@@ -7,7 +7,18 @@ import random
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from kvsupport.poison import poisoned
+
+# Shared machines stall for seconds: no deadlines. The same examples every time: a red run can be repeated.
+settings.register_profile(
+    "kvdrive",
+    deadline=None,
+    derandomize=True,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("kvdrive")
 
 
 @pytest.fixture(autouse=True)

@@ -57,7 +57,8 @@ def test_a_wrong_size_is_refused_with_value_and_spelling(text, fault):
     message = refusal(parse_size, text, what="--kvdrive-dram")
     assert message.startswith(f"--kvdrive-dram is {text!r}")
     assert fault in message
-    assert "512MiB" in message and "auto" in message
+    assert "512MiB" in message
+    assert "auto" in message
 
 
 def test_bytes_are_printed_short_and_exact():
@@ -100,7 +101,8 @@ def test_a_wrong_budget_is_refused_with_both_spellings(text, fault):
     message = refusal(Budget.parse, text)
     assert message.startswith(f"--kvdrive-budget is {text!r}")
     assert fault in message
-    assert "6.25%" in message and "2048tok" in message
+    assert "6.25%" in message
+    assert "2048tok" in message
 
 
 # -- the config itself ---------------------------------------------------------------------------------------------
@@ -133,8 +135,8 @@ def test_a_wrong_setting_is_refused_with_value_and_range(setting, expected):
 def test_all_reasons_come_at_once():
     with pytest.raises(ConfigError) as caught:
         config_from_flags(
-            preset="fastest", budget="6.25", budget_floor=-1, chunk_size=3, window=0, eviction="none", dense_below="some", hbm="8",
-            dram="lots", sink_tokens=-1, local_tokens=0,
+            preset="fastest", budget="6.25", budget_floor=-1, chunk_size=3, window=0, eviction="none", dense_below="some",
+            hbm="8", dram="lots", sink_tokens=-1, local_tokens=0,
         )  # fmt: skip
     message = str(caught.value)
     for flag in ("preset", "budget", "budget-floor", "chunk-size", "window", "eviction", "dense-below", "hbm", "dram",

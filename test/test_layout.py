@@ -35,7 +35,8 @@ def test_every_fault_is_named_at_once():
     assert len(refusal.value.reasons) == 3
     assert "7 query heads are not a multiple of 3 KV heads" in message
     assert "chunk size 3 is not one of 1, 2, 4, 8" in message
-    assert "torch.int8" in message and "--kv-cache-dtype auto" in message
+    assert "torch.int8" in message
+    assert "--kv-cache-dtype auto" in message
 
 
 @pytest.mark.parametrize("name", ["n_layers", "n_q_heads", "n_kv_heads", "head_dim"])

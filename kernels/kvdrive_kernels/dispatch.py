@@ -32,7 +32,7 @@ class Kernel:
         return tuple(self._implementations)
 
     def __call__(self, *args, **kwargs):
-        device = next(a.device.type for a in args if isinstance(a, torch.Tensor))
+        device = next(a.device.type for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor))
         function = self._implementations.get(device)
         if function is None:
             raise NotImplementedError(f"kernel {self.name} has no implementation for device {device}, only for {self.devices}")

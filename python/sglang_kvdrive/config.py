@@ -6,7 +6,7 @@ import re
 from dataclasses import asdict, dataclass, field, fields, replace
 
 from sglang_kvdrive.errors import ConfigError
-from sglang_kvdrive.layout import CHUNK_SIZES, KVLayout, align_up, ceil_div
+from sglang_kvdrive.layout import CHUNK_SIZES, KVLayout, ceil_div
 
 AUTO = "auto"
 EVICTIONS = ("lookahead", "lru", "fifo")
@@ -188,7 +188,8 @@ class KVDriveConfig:
         if self.dense_below is not None and self.dense_below < 0:
             yield f"--kvdrive-dense-below is {self.dense_below}, it must be at least 0, or {AUTO}"
         if self.tokens_per_group < 1 or self.groups_per_page < 1:
-            yield f"tokens_per_group is {self.tokens_per_group} and groups_per_page is {self.groups_per_page}, both must be at least 1"
+            sizes = f"tokens_per_group is {self.tokens_per_group}, groups_per_page is {self.groups_per_page}"
+            yield f"{sizes}: both must be at least 1"
             return
         for name in ("pending_tokens", "segment_tokens"):
             if getattr(self, name) < 1 or getattr(self, name) % self.page_tokens:

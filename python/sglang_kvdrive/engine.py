@@ -85,10 +85,11 @@ class KVDriveEngine:
         Raises:
             CapacityError: DRAM has no room; nothing was taken.
         """
-        held = self.book.n_blocks(seq_id)
+        held = int(self.book.n_given[seq_id])
         needed = ceil_div(n_tokens, BLOCK_TOKENS) - held
         if needed > 0:
             self.book.bind_blocks(seq_id, held, self.dram.allocate(needed))
+            self.book.n_given[seq_id] = held + needed
 
     def begin_prefill(self, seq_ids: list[int], prefix: list[int], lengths: list[int]) -> PrefillPlan:
         """Plan one forward pass of prompt pieces. Their home blocks are bound already.
@@ -105,7 +106,9 @@ class KVDriveEngine:
         self.stats.prefill_tokens += sum(lengths)
         return plan_prefill(self.book, seq_ids, prefix, lengths)
 
-    def prefill(self, plan: PrefillPlan, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    def prefill(
+        self, plan: PrefillPlan, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+    ) -> torch.Tensor:
         """One layer of a prefill pass: q `[T, H_q, D]`, k and v `[T, H_kv, D]`, returns `[T, H_q, D]`."""
         return prefill_layer(plan, self.book, self.transfer, layer, q, k, v, scale)
 
@@ -126,7 +129,9 @@ class KVDriveEngine:
         self._count(plan)
         return plan
 
-    def decode(self, plan: DecodePlan, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    def decode(
+        self, plan: DecodePlan, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+    ) -> torch.Tensor:
         """One layer of a decode step: q `[B, H_q, D]`, k and v `[B, H_kv, D]`, returns `[B, H_q, D]`."""
         return self.schedule.decode_layer(plan, layer, q, k, v, scale)
 
@@ -137,7 +142,7 @@ class KVDriveEngine:
         for room in (self.zones, self.windows, self.index):
             self.hbm.release(room.release(seq_id), seq_id)
         if free_blocks:
-            self.dram.release(self.book.blocks[seq_id, : self.book.n_blocks(seq_id)])
+            self.dram.release(self.book.blocks[seq_id, : int(self.book.n_given[seq_id])])
         self.book.end(seq_id)
 
     def clear(self) -> None:
@@ -155,7 +160,11 @@ class KVDriveEngine:
         return self.config.slots_of(self.layout, n_tokens).total
 
     def slots_held(self, seq_id: int) -> int:
-        rooms = (self.zones.n_places[seq_id], self.windows.n_entries[seq_id], self.index.n_pages[seq_id] * self.index.slots_per_page)
+        rooms = (
+            self.zones.n_places[seq_id],
+            self.windows.n_entries[seq_id],
+            self.index.n_pages[seq_id] * self.index.slots_per_page,
+        )
         return int(sum(rooms)) * self.layout.n_pairs
 
     def can_step(self, seq_ids: list[int]) -> bool:
@@ -172,8 +181,11 @@ class KVDriveEngine:
             if self.book.mode[seq_id] == Mode.PREFILL:
                 total += self.slots_promised(max(n_tokens, int(self.book.prompt[seq_id])), int(self.book.expected[seq_id]))
             else:
-                growth = self.slots_needed(seq_id, min(n_tokens + self.config.pending_tokens, self.max_tokens))
-                total += max(0, growth - self.slots_held(seq_id))
+                ahead = min(n_tokens + self.config.pending_tokens, self.max_tokens)
+                peak = self.slots_needed(seq_id, ahead)
+                if self.book.mode[seq_id] == Mode.DENSE:  # it may take more while it is still dense than when it is sparse
+                    peak = max(peak, dense_places(self.layout, min(ahead, self.config.dense_below)) * self.layout.n_pairs)
+                total += max(0, peak - self.slots_held(seq_id))
         return total
 
     def slots_promised(self, n_tokens: int, expected: int) -> int:

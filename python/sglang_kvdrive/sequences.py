@@ -32,7 +32,11 @@ class SequenceBook:
         """Tokens of the whole prompt, if the caller said so."""
         self.budget_chunks = torch.zeros(n_sequences, dtype=torch.int64)
         self.blocks = torch.zeros(n_sequences, ceil_div(max_tokens, BLOCK_TOKENS) + 1, dtype=torch.int64)
-        self.counts = {name: torch.zeros(n_sequences, dtype=torch.int64) for name in ("steps", "hits", "misses", "attended", "stored")}
+        self.n_given = torch.zeros(n_sequences, dtype=torch.int64)
+        """Home blocks that the engine itself gave the sequence, whether they hold tokens yet or not."""
+        self.counts = {
+            name: torch.zeros(n_sequences, dtype=torch.int64) for name in ("steps", "hits", "misses", "attended", "stored")
+        }
 
     def begin(self, seq_id: int) -> None:
         self.mode[seq_id] = Mode.PREFILL
@@ -45,6 +49,7 @@ class SequenceBook:
         self.n_tokens[seq_id] = self.sealed_end[seq_id] = self.budget_chunks[seq_id] = 0
         self.expected[seq_id] = UNKNOWN
         self.prompt[seq_id] = 0
+        self.n_given[seq_id] = 0
         self.blocks[seq_id] = 0
 
     def bind_blocks(self, seq_id: int, first: int, blocks: torch.Tensor) -> None:
@@ -52,7 +57,8 @@ class SequenceBook:
         self.blocks[seq_id, first : first + blocks.numel()] = blocks
 
     def n_blocks(self, seq_id: int) -> int:
-        return ceil_div(int(self.n_tokens[seq_id]), BLOCK_TOKENS)
+        """Home blocks of a sequence: those that hold its tokens, and those given in advance."""
+        return max(ceil_div(int(self.n_tokens[seq_id]), BLOCK_TOKENS), int(self.n_given[seq_id]))
 
     def active(self) -> list[int]:
         return (self.mode != Mode.FREE).nonzero().flatten().tolist()

@@ -13,7 +13,7 @@ OPERATIONS = sorted(m.name for m in pkgutil.iter_modules(kvdrive_kernels.__path_
 
 def test_an_unknown_device_raises_and_names_the_known_ones():
     kernel = Kernel("double", cpu=lambda x: 2 * x)
-    with pytest.raises(NotImplementedError, match="kernel double has no implementation for device meta, only for .*cpu"):
+    with pytest.raises(NotImplementedError, match=r"kernel double has no implementation for device meta, only for .*cpu"):
         kernel(torch.zeros(1, device="meta"))
 
 

@@ -76,7 +76,7 @@ def test_groups_follow_the_recipe(dim, n_vectors, n_groups):
 
 def test_clear_clusters_are_found():
     centres = torch.nn.functional.normalize(torch.randn(8, 64), dim=-1) * 10
-    truth = torch.arange(8).repeat(12)
+    truth = torch.arange(8).repeat_interleave(12)
     labels, _, sizes = group_keys((centres[truth] + 0.1 * torch.randn(96, 64)).unsqueeze(0), 8, 10)
     assert sizes.tolist() == [[12] * 8]
     for cluster in range(8):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -172,16 +173,12 @@ class Server:
     def stop(self) -> None:
         family = self.tree()
         for process in family:
-            try:
+            with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGTERM)
-            except psutil.NoSuchProcess:
-                pass
         _, alive = psutil.wait_procs(family, timeout=8)
         for process in alive:
-            try:
+            with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-            except psutil.NoSuchProcess:
-                pass
         psutil.wait_procs(alive, timeout=8)
         self.process.wait(timeout=10)
 

@@ -93,9 +93,7 @@ class TinyDecoder:
         for seq_id, n in zip(seq_ids, positions.tolist(), strict=True):
             engine.extend(seq_id, n + 1)
         plan = engine.begin_step(torch.tensor(seq_ids))
-        return self.forward(
-            torch.tensor(ids), positions, lambda layer, q, k, v: engine.decode(plan, layer, q, k, v, self.scale)
-        )
+        return self.forward(torch.tensor(ids), positions, lambda layer, q, k, v: engine.decode(plan, layer, q, k, v, self.scale))
 
     def generate(self, engine: KVDriveEngine, prompts: dict[int, list[int]], n_new: int, piece: int) -> dict[int, Generation]:
         """Prefill all prompts in pieces, then decode them as one batch."""

@@ -1,7 +1,7 @@
 """Copy chunks between flat stores of chunks."""
 
-from kvdrive_kernels.gather_chunks.reference import gather_chunks as reference
 from kvdrive_kernels.dispatch import Kernel
+from kvdrive_kernels.gather_chunks.reference import gather_chunks as reference
 
 gather_chunks = Kernel("gather_chunks", cpu=reference)
 

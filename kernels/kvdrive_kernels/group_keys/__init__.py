@@ -1,7 +1,7 @@
 """Spherical k-means of chunk means: the groups of the index (RetroInfer's recipe)."""
 
-from kvdrive_kernels.group_keys.reference import group_keys as reference
 from kvdrive_kernels.dispatch import Kernel
+from kvdrive_kernels.group_keys.reference import group_keys as reference
 
 group_keys = Kernel("group_keys", cpu=reference)
 

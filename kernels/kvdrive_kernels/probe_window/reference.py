@@ -29,7 +29,7 @@ def probe_window(
         entries `[B, H_kv, K]` int64: the window entry of each selected chunk after this step (0 where padded);
         hits `[B, H_kv, K]` bool.
     """
-    n_batch, n_heads, k = chunk_ids.shape
+    n_batch, n_heads, _k = chunk_ids.shape
     w = resident.shape[-1]
     ranked, order = resident.sort(dim=-1, stable=True)
     found = torch.searchsorted(ranked, chunk_ids.contiguous()).clamp_max(w - 1)
@@ -54,7 +54,8 @@ def _victim_order(resident, priority, stamps, evictable) -> torch.Tensor:
     kind = torch.where(resident < 0, 0, 1).masked_fill_(~evictable, 2)
     if not priority.dtype.is_floating_point:
         return torch.argsort((kind << _KIND_SHIFT) | priority, dim=-1, stable=True)
-    # Bits of a non-negative float grow with its value. A window's stamps span far less than 2^29.
-    age = (stamps - stamps.amin(dim=-1, keepdim=True)).clamp_max_((1 << _AGE_BITS) - 1)
+    # Bits of a non-negative float grow with its value. Ages count back from the newest: whatever is more than 2^29 older ties.
+    newest = stamps.amax(dim=-1, keepdim=True)
+    age = (stamps - newest + ((1 << _AGE_BITS) - 1)).clamp_min_(0)
     bits = priority.clamp_min(0).view(torch.int32).long()
     return torch.argsort((kind << _KIND_SHIFT) | (bits << _AGE_BITS) | age, dim=-1, stable=True)

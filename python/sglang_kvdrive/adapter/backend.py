@@ -14,16 +14,16 @@ from sglang_kvdrive.adapter.notice import changes_of, startup_block
 from sglang_kvdrive.adapter.report import Reporter
 from sglang_kvdrive.adapter.selfcheck import assert_hooked
 from sglang_kvdrive.adapter.sizing import longest_request, resolve_memory
-from sglang_kvdrive.config import KVDriveConfig
 from sglang_kvdrive.breakeven import break_even_tokens
+from sglang_kvdrive.config import KVDriveConfig
 from sglang_kvdrive.engine import KVDriveEngine
 from sglang_kvdrive.layout import BLOCK_TOKENS, KVLayout
 from sglang_kvdrive.machine import available_memory_bytes
 
 logger = logging.getLogger("sglang_kvdrive")
 
-DEFAULT_MAX_REQUESTS = 32
-"""Sequences that "auto" sizes are made for when --max-running-requests does not say."""
+DEFAULT_MAX_REQUESTS = 64
+"""Sequences that "auto" sizes are made for where nothing says how many requests run at a time."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,9 @@ def plan_memory(pool) -> MemoryPlan:
 
     model = model_config_of(get_server_args())
     config = config_from_server_args(get_memory())
-    layout = KVLayout(pool.layer_num, model.num_attention_heads, pool.head_num, pool.head_dim, pool.store_dtype, config.chunk_size)
+    layout = KVLayout(
+        pool.layer_num, model.num_attention_heads, pool.head_num, pool.head_dim, pool.store_dtype, config.chunk_size
+    )
     needs_break_even = config.dense_below is None
     config = resolve_memory(
         config,

@@ -13,6 +13,8 @@ from sglang_kvdrive.adapter.notice import CHANGES_ATTRIBUTE, SettingChange
 from sglang_kvdrive.layout import BLOCK_TOKENS
 
 NAME = "kvdrive"
+CPU_MAX_REQUESTS = 64
+"""Requests at a time on cpu unless the user says otherwise: stock would allow thousands, and our books have a row for each."""
 CPU_BUFFER_TOKENS = 16384
 """What SGLang believes to be its device pool on cpu. It only sizes SGLang's static input buffers (a few 8-byte columns)
 and caps the running requests at half of it; tokens are admitted against our logical capacity instead."""
@@ -110,6 +112,7 @@ _PRICES = {
     "radix_cache_backend": "no tree is kept, each request owns its cache",
     "disable_overlap_schedule": "scheduling a step no longer overlaps the one before",
     "max_total_tokens": "only sizes SGLang's input buffers; the capacity is the DRAM line above",
+    "max_running_requests": "more requests than this wait; set --max-running-requests for another number",
     "prefill_decode_interval": "a long prompt waits one decode step after each piece, so running streams never stall",
     "prefill_decode_interval_min_bs": "that wait happens only while a stream runs",
     "cuda_graph_decode": "each decode step launches its kernels one by one",
@@ -130,6 +133,8 @@ def _declare_settings(server_args, previous) -> None:
         selfcheck.refuse_unsupported(server_args, model_config_of(server_args)) + selfcheck.refused_device(view.device)
     )
     settings = declared_settings(view)
+    if view.device == "cpu" and view.max_running_requests is None:
+        settings["max_running_requests"] = CPU_MAX_REQUESTS
     if view.prefill_decode_interval is None:
         settings["prefill_decode_interval"] = 1
         settings["prefill_decode_interval_min_bs"] = max(view.prefill_decode_interval_min_bs, 1)
@@ -203,6 +208,7 @@ def _add_scheduler_seams() -> None:
     _hook("sglang.srt.models.utils.enable_fused_set_kv_buffer", _no_fused_kv_write, HookType.AROUND)
     _hook("sglang.srt.managers.scheduler.Scheduler.get_output_streamer_class", _output_streamer_class, HookType.AFTER)
     _hook("sglang.srt.managers.scheduler.Scheduler.init_req_max_new_tokens", _init_req_max_new_tokens, HookType.AROUND)
+    _hook("sglang.srt.managers.scheduler.Scheduler._add_request_to_queue", _add_request_to_queue, HookType.AROUND)
 
 
 def _backend(runner):
@@ -236,9 +242,17 @@ def _output_streamer_class(_result, _scheduler):
 def _init_req_max_new_tokens(original, scheduler, req):
     if not chosen():
         return original(scheduler, req)
-    from sglang_kvdrive.adapter.metrics import init_req_max_new_tokens
+    from sglang_kvdrive.adapter.intake import init_req_max_new_tokens
 
     return init_req_max_new_tokens(original, scheduler, req)
+
+
+def _add_request_to_queue(original, scheduler, req, *args, **kwargs):
+    if not chosen():
+        return original(scheduler, req, *args, **kwargs)
+    from sglang_kvdrive.adapter.intake import add_request_to_queue
+
+    return add_request_to_queue(original, scheduler, req, *args, **kwargs)
 
 
 def _no_fused_kv_write(original, *args, **kwargs):

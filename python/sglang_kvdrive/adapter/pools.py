@@ -71,9 +71,7 @@ class KVDriveAllocator(PagedTokenToKVPoolAllocator):
             return None
         return (pages[:, None] * self.page_size + torch.arange(self.page_size)).reshape(-1)
 
-    def alloc_extend(
-        self, prefix_lens, prefix_lens_cpu, seq_lens, seq_lens_cpu, last_loc, extend_num_tokens, num_new_pages=None
-    ):
+    def alloc_extend(self, prefix_lens, prefix_lens_cpu, seq_lens, seq_lens_cpu, last_loc, extend_num_tokens, num_new_pages=None):
         if num_new_pages is None:
             num_new_pages = get_num_new_pages(seq_lens=seq_lens_cpu, page_size=self.page_size, prefix_lens=prefix_lens_cpu)
         pages = self._take(num_new_pages)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import ClassVar
 
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
 
@@ -116,7 +117,7 @@ class Reporter:
 class _Metrics:
     """Prometheus: gauges for what is held, counters for what only grows. The README lists every name."""
 
-    COUNTERS = {
+    COUNTERS: ClassVar = {
         "decoded_tokens": "Tokens decoded.",
         "dense_tokens": "Tokens decoded with everything attended.",
         "sparse_tokens": "Tokens decoded with a selection attended.",
@@ -133,7 +134,7 @@ class _Metrics:
         "bytes_home_written": "Bytes of new tokens written to DRAM.",
         "bytes_streamed": "Bytes of DRAM read by prefill.",
     }
-    GAUGES = {
+    GAUGES: ClassVar = {
         "hbm_used_bytes": "Bytes held in the HBM arena.",
         "hbm_total_bytes": "Size of the HBM arena.",
         "dram_used_bytes": "Bytes held in DRAM.",

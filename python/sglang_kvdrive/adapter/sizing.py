@@ -39,8 +39,10 @@ def resolve_memory(
     hbm = config.hbm_bytes
     if hbm is None:
         wanted = max_requests * max(one, dense_bytes(layout, min(break_even_tokens, longest)))
-        hbm = max(one, min(wanted, int(available_bytes * HBM_SHARE)))
-    config = config.resolve(dram_bytes=dram, hbm_bytes=hbm, dense_below=_dense_below(config, layout, hbm, longest, break_even_tokens))
+        hbm = max(one, min(wanted, int(available_bytes * HBM_SHARE)) // layout.slot_bytes * layout.slot_bytes)
+    config = config.resolve(
+        dram_bytes=dram, hbm_bytes=hbm, dense_below=_dense_below(config, layout, hbm, longest, break_even_tokens)
+    )
     reasons = []
     try:
         check_fits(layout, config, longest)

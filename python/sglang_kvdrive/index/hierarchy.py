@@ -177,11 +177,12 @@ class ChunkIndex:
         if pages.numel() != self._n_total or torch.unique(pages).numel() != self._n_total:
             raise IntegrityError(f"index pages: {used.numel()} used + {len(self._free)} free is not {self._n_total}")
         for seq_id in self.n_pages.nonzero().flatten().tolist():
-            view = self._view(0, *self.pages_of(torch.tensor([seq_id])))
-            members = view.members[0, 0]
-            members = members[members >= 0]
+            pages = self._page_table[seq_id, : int(self.n_pages[seq_id])]
             expected = int(self.n_chunks[seq_id])
-            if members.numel() != expected or torch.unique(members).numel() != expected:
-                raise IntegrityError(f"sequence {seq_id} has {expected} indexed chunks, its groups hold {members.numel()}")
-            if int(view.sizes[0, 0].sum()) != expected:
+            members = self._members[:, pages].transpose(1, 2).flatten(2).sort(dim=-1, descending=True).values  # [L, H_kv, M]
+            n_members = (members >= 0).sum(-1)
+            distinct = members[..., 1:expected] != members[..., : expected - 1]
+            if not bool((n_members == expected).all()) or not bool(distinct.all()):
+                raise IntegrityError(f"sequence {seq_id} has {expected} indexed chunks, its groups hold others or one twice")
+            if not bool((self._sizes[:, pages].sum((1, 3)) == expected).all()):
                 raise IntegrityError(f"sequence {seq_id} has {expected} indexed chunks, its group sizes sum to another number")

@@ -45,7 +45,14 @@ def plan_prefill(book: SequenceBook, seq_ids: list[int], prefix: list[int], leng
 
 
 def prefill_layer(
-    plan: PrefillPlan, book: SequenceBook, transfer: Transfer, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+    plan: PrefillPlan,
+    book: SequenceBook,
+    transfer: Transfer,
+    layer: int,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
 ) -> torch.Tensor:
     """Store K and V of the new tokens and attend causally over all tokens up to each.
 

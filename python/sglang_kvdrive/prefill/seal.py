@@ -73,5 +73,7 @@ class Sealer:
         n_heads, n_groups, dim = centroids.shape
         per_page = self.config.groups_per_page
         page_vectors = self.index.slots_per_page * self.layout.vectors_per_slot
-        by_page = torch.nn.functional.pad(centroids, (0, 0, 0, n_pages * per_page - n_groups)).view(n_heads, n_pages, per_page, dim)
+        by_page = torch.nn.functional.pad(centroids, (0, 0, 0, n_pages * per_page - n_groups)).view(
+            n_heads, n_pages, per_page, dim
+        )
         return torch.nn.functional.pad(by_page, (0, 0, 0, page_vectors - per_page)).flatten(1, 2)

@@ -81,7 +81,8 @@ class DramTier:
             IntegrityError: a block is not in use (double free) or is named twice; nothing was released.
         """
         blocks = blocks.reshape(-1).long()
-        if torch.unique(blocks).numel() != blocks.numel() or not bool(self._used[blocks].all()):
+        exists = bool(((blocks > 0) & (blocks <= self.n_blocks)).all())
+        if not exists or torch.unique(blocks).numel() != blocks.numel() or not self.is_used(blocks):
             raise IntegrityError("a DRAM block is released that is not in use")
         n = blocks.numel()
         self._used[blocks] = False

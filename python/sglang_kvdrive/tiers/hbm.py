@@ -68,12 +68,16 @@ class HbmTier:
         """Give slots back.
 
         Raises:
-            IntegrityError: a slot is not held by this sequence (double free, foreign slot); nothing was released.
+            IntegrityError: a slot is not held by this sequence (double free, foreign slot) or is named twice; nothing
+                was released.
         """
         slots = slots.reshape(-1)
-        wrong = self._holder[slots.long()] != seq_id
+        exists = (slots >= 0) & (slots < self.n_slots)
+        wrong = ~exists | (self._holder[slots.long() * exists] != seq_id)
         if bool(wrong.any()):
             raise IntegrityError(f"sequence {seq_id} releases {int(wrong.sum())} HBM slots that it does not hold")
+        if torch.unique(slots).numel() != slots.numel():
+            raise IntegrityError(f"sequence {seq_id} releases an HBM slot twice")
         n = slots.numel()
         self._holder[slots.long()] = FREE
         self._free[self._n_free : self._n_free + n] = slots.int()

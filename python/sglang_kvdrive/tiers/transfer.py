@@ -32,7 +32,9 @@ class Transfer:
         self._home_rows = dram.home.view(-1, elements)
         self._slots = hbm.arena.view(-1, elements)
 
-    def home_rows(self, layer: int | torch.Tensor, blocks: torch.Tensor, heads: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    def home_rows(
+        self, layer: int | torch.Tensor, blocks: torch.Tensor, heads: torch.Tensor, places: torch.Tensor
+    ) -> torch.Tensor:
         """Home rows of chunks; all arguments broadcast. `places` are chunk positions within their block."""
         layout = self.layout
         return ((blocks * layout.n_layers + layer) * layout.n_kv_heads + heads) * layout.chunks_per_block + places

@@ -1,0 +1,214 @@
+"""Capacity is that of all tiers: what fits is served, what does not is refused at once with both numbers.
+
+The server holds 2,048 tokens in DRAM behind an arena of 1,456 tokens' bytes, with a context length of 8,192.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+from kvsupport.clients import Connection, assert_same, generate
+from kvsupport.slot import SMALL_ARENA, SMALL_BUDGET, SMALL_CAPACITY
+from kvsupport.texts import secret_prompt, story
+
+pytestmark = [pytest.mark.sglang, pytest.mark.slow]
+
+REFUSED_SECONDS = 5
+ATTENDED_BESIDE_BUDGET = 4 + 64 + 256 + 4
+"""Sink, local and pending tokens, and the chunk that the newest token begins."""
+SHORT = {
+    n: partial(story, n, seed=n) for n in (1, 2, 3, 4, 5, SMALL_BUDGET // 2, SMALL_BUDGET - 1, SMALL_BUDGET, SMALL_BUDGET + 1)
+}
+STOCK_CALLS = {f"short {n}": generate(prompt, 32) for n, prompt in SHORT.items()}
+
+
+@pytest.fixture
+def server(kvdrive_small):
+    """The server; afterwards it lives and holds nothing in any tier."""
+    yield kvdrive_small
+    kvdrive_small.assert_alive()
+    kvdrive_small.wait_idle()
+
+
+def refusal(status: int, answer) -> str:
+    """The message of a refusal, whatever the endpoint wraps it in."""
+    assert 400 <= status < 500, (status, answer)
+    assert isinstance(answer, dict), answer
+    error = answer.get("error", answer)
+    return error["message"] if isinstance(error, dict) else str(error)
+
+
+def post_timed(server, path: str, body: dict):
+    begin = time.monotonic()
+    status, answer = server.post(path, body)
+    return status, answer, time.monotonic() - begin
+
+
+def limited(prompt, max_new_tokens: int, **sampling) -> dict:
+    return {
+        "input_ids": prompt,
+        "sampling_params": {"max_new_tokens": max_new_tokens, "temperature": 0, "ignore_eos": True, **sampling},
+    }
+
+
+def test_the_capacity_that_is_told_is_that_of_all_tiers(server):
+    info = server.get("/server_info")[1]
+    tiers = info["internal_states"][0]["kvdrive"]["tiers"]
+    assert tiers["dram"]["total_tokens"] == SMALL_CAPACITY
+    assert tiers["hbm"]["total_bytes"] < tiers["dram"]["total_bytes"]
+    log = server.log.read_text(errors="replace")
+    assert {int(n) for n in re.findall(r"max_total_num_tokens=(\d+)", log)} == {SMALL_CAPACITY}
+
+
+def test_a_prompt_longer_than_the_arena_is_served_and_its_fact_found(server):
+    n = 1900
+    before = server.state()
+    prompt = secret_prompt(n, "the lighthouse", 7431)
+    assert len(prompt) > SMALL_ARENA
+    answer = server.generate(prompt, 16)
+    assert answer["meta_info"]["completion_tokens"] == 16
+    assert "7431" in answer["text"]
+    (report,) = answer["meta_info"]["kvdrive"]
+    assert report["mode"] == "sparse"
+    assert report["budget_tokens"] == SMALL_BUDGET
+    assert SMALL_BUDGET < report["attended_tokens"] <= SMALL_BUDGET + ATTENDED_BESIDE_BUDGET < report["stored_tokens"]
+    assert 0 < report["hit_rate"] < 1
+    work = server.counted(before)
+    for name in ("hits", "misses", "evictions", "seals", "bytes_fetched", "bytes_home_written", "bytes_streamed", "bytes_placed"):
+        assert work[name] > 0, name
+
+
+def test_sequences_up_to_the_budget_equal_stock_alone_and_together(stock, server):
+    before = server.state()
+    for n, prompt in SHORT.items():
+        assert_same(generate(prompt, 32)(server), stock[f"short {n}"])
+    with ThreadPoolExecutor(len(SHORT)) as pool:
+        answers = pool.map(lambda prompt: generate(prompt, 32)(server), SHORT.values())
+        for n, answer in zip(SHORT, answers, strict=True):
+            assert_same(answer, stock[f"short {n}"])
+    work = server.counted(before)
+    assert work["sparse_tokens"] == work["decoded_tokens"] > 0
+    assert work["decode_steps"] < work["decoded_tokens"]
+    assert work["misses"] > 0
+
+
+def test_a_prompt_larger_than_all_tiers_is_refused_at_once_and_nobody_waits_for_it(server):
+    lengths = {0.9: 1843, 1.2: 2458, 2: 4096, 6: 12288}
+    expected = server.generate(story(80, seed=1), 8)["output_ids"]
+    with ThreadPoolExecutor(8) as pool:
+        shorts = [pool.submit(server.generate, story(80, seed=1), 8) for _ in range(2)]
+        big = {n: pool.submit(post_timed, server, "/generate", limited(story(n), 8)) for n in lengths.values()}
+        shorts += [pool.submit(server.generate, story(80, seed=1), 8) for _ in range(6)]
+    for n, future in big.items():
+        status, answer, seconds = future.result()
+        if n < SMALL_CAPACITY:
+            assert status == 200
+            assert answer["meta_info"]["completion_tokens"] == 8
+            continue
+        message = refusal(status, answer)
+        assert seconds < REFUSED_SECONDS, (n, seconds)
+        numbers = [int(number) for number in re.findall(r"\d+", message.replace(",", ""))]
+        assert n in numbers, message
+        assert any(SMALL_CAPACITY - 64 <= number <= SMALL_CAPACITY or number == 8192 for number in numbers), message
+    assert all(future.result()["output_ids"] == expected for future in shorts)
+
+
+def test_a_chat_that_outgrows_all_tiers_is_refused_in_that_turn_and_the_server_goes_on(server):
+    messages, statuses = [], []
+    for turn in range(3):
+        text = server.post("/detokenize", {"tokens": story(900, seed=turn)})[1]["text"]
+        messages.append({"role": "user", "content": text + "\nHow many days were told? Answer briefly."})
+        body = {"model": "default", "messages": messages, "max_tokens": 8, "temperature": 0}
+        status, answer, seconds = post_timed(server, "/v1/chat/completions", body)
+        statuses.append(status)
+        if status != 200:
+            assert seconds < REFUSED_SECONDS
+            assert re.search(r"\d{4}", refusal(status, answer).replace(",", ""))
+            break
+        messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
+    assert statuses == [200, 200, 400]
+    assert server.generate("One more", 4)["meta_info"]["completion_tokens"] == 4
+
+
+def test_a_generation_that_does_not_fit_gets_the_tokens_that_fit_and_the_reason(server):
+    prompt = story(1950)
+    before = server.state()
+    status, answer, _ = post_timed(server, "/generate", limited(prompt, 6000))
+    assert status == 200, answer
+    meta = answer["meta_info"]
+    (report,) = meta["kvdrive"]
+    clipped = report["clipped"]
+    assert meta["finish_reason"]["type"] == "length"
+    assert meta["completion_tokens"] == clipped["given_tokens"] == len(answer["output_ids"])
+    assert SMALL_CAPACITY - 64 <= len(prompt) + clipped["given_tokens"] <= SMALL_CAPACITY
+    assert clipped["asked_tokens"] == 6000
+    assert str(SMALL_CAPACITY) in clipped["reason"]
+    assert server.counted(before)["sparse_tokens"] == clipped["given_tokens"] - 1
+
+
+def test_at_the_edge_of_the_capacity_there_is_a_token_or_a_refusal_but_never_an_empty_answer(server):
+    outcomes = []
+    for n in range(SMALL_CAPACITY - 4, SMALL_CAPACITY + 2):
+        status, answer, seconds = post_timed(server, "/generate", limited(story(n), 50))
+        outcomes.append(status)
+        if status == 200:
+            assert answer["meta_info"]["completion_tokens"] >= 1, n
+            assert answer["meta_info"]["kvdrive"][0]["clipped"]["given_tokens"] == answer["meta_info"]["completion_tokens"]
+        else:
+            assert seconds < REFUSED_SECONDS
+            assert str(n) in refusal(status, answer).replace(",", "")
+    assert outcomes == sorted(outcomes), outcomes
+    assert 400 in outcomes
+
+
+def test_requests_that_outgrow_dram_together_are_retracted_and_all_finish(server):
+    """Two large ones that each fit, but not together at the end, and four short ones."""
+    before = server.state()
+    speed = decode_speed(server)
+    large = [story(560, seed=20 + i) for i in range(2)]
+    alone = [server.generate(prompt, 40)["output_ids"] for prompt in large]
+    short = [story(60, seed=30 + i) for i in range(4)]
+    short_alone = [server.generate(prompt, 24)["output_ids"] for prompt in short]
+    with ThreadPoolExecutor(6) as pool:
+        futures = [
+            pool.submit(server.generate, prompt, 500, sampling={"ignore_eos": False, "min_new_tokens": 500}) for prompt in large
+        ]
+        quick = [pool.submit(server.generate, prompt, 24) for prompt in short]
+    answers = [future.result() for future in futures]
+    assert sum(answer["meta_info"]["num_retractions"] for answer in answers) > 0, "nothing was retracted: the test shows nothing"
+    for answer, expected in zip(answers, alone, strict=True):
+        assert answer["meta_info"]["completion_tokens"] == 500
+        assert answer["output_ids"][:40] == expected
+    assert [future.result()["output_ids"] for future in quick] == short_alone
+    assert server.counted(before)["seals"] >= 4
+    server.wait_idle()
+    assert decode_speed(server) > 0.5 * speed, "decoding is slower than before the retractions"
+
+
+def test_requests_whose_windows_outgrow_the_arena_are_retracted_and_answer_as_each_alone(server):
+    """Short prompts have no window yet; all at once they get one when their first 256 tokens are sealed.
+
+    Up to the end no token falls out of the budget, so that a retraction may not change a single token.
+    """
+    before = server.state()
+    prompt = story(12, seed=40)
+    alone = server.generate(prompt, 350)
+    answers = server.generate_many([prompt] * 5, 350)
+    assert sum(answer["meta_info"]["num_retractions"] for answer in answers) > 0, "nothing was retracted: the test shows nothing"
+    assert [answer["output_ids"] for answer in answers] == [alone["output_ids"]] * 5
+    work = server.counted(before)
+    assert work["attended_entries"] == work["stored_entries"]
+    assert work["seals"] >= 6
+    assert work["misses"] > 0
+
+
+def decode_speed(server, n: int = 32) -> float:
+    """Tokens per second of one stream."""
+    with Connection(server, "/generate", {**limited(story(40), n), "stream": True}) as connection:
+        for _ in connection.events():
+            pass
+        return (len(connection.times) - 1) / (connection.times[-1] - connection.times[0])

@@ -1,0 +1,62 @@
+"""With a budget of everything, in fp32, greedy: the token ids of stock SGLang, whatever the prompt's length, the prefill
+pieces and the neighbours in the batch. Nothing is dense here: all goes through index, selection, window and arena."""
+
+from __future__ import annotations
+
+import pytest
+from kvsupport.clients import generate
+from kvsupport.texts import story
+
+pytestmark = [pytest.mark.sglang, pytest.mark.slow]
+
+LENGTHS = (1, 2, 3, 4, 5, 63, 64, 65, 68, 69, 255, 257, 1000, 3000)
+MIXED = (3000, 1, 64, 257, 5, 1000, 69, 63)
+NEW_TOKENS = 48
+PIECES = {64: "kvdrive_fp32_64", 320: "kvdrive_fp32", 2048: "kvdrive_fp32_2048"}
+
+
+def prompt(n_tokens: int) -> list[int]:
+    return story(n_tokens, seed=n_tokens)
+
+
+STOCK_CALLS = {f"{n} tokens": generate(prompt(n), NEW_TOKENS) for n in LENGTHS}
+
+
+@pytest.fixture(params=PIECES, ids=lambda piece: f"pieces of {piece}")
+def server(request, stock, server_slot):
+    del stock  # recorded before our server takes the slot
+    return server_slot.shared(PIECES[request.param])
+
+
+def test_every_length_gives_the_tokens_of_stock_alone_and_in_a_batch(server, stock):
+    expected = {n: stock[f"{n} tokens"]["answer"]["output_ids"] for n in LENGTHS}
+    before = server.state()
+    alone = {n: server.generate(prompt(n), NEW_TOKENS)["output_ids"] for n in LENGTHS}
+    assert alone == expected
+    status, batch = server.post(
+        "/generate",
+        {
+            "input_ids": [prompt(n) for n in MIXED],
+            "sampling_params": {"max_new_tokens": NEW_TOKENS, "temperature": 0, "ignore_eos": True},
+        },
+        timeout=600,
+    )
+    assert status == 200
+    assert [answer["output_ids"] for answer in batch] == [expected[n] for n in MIXED]
+    grown = server.counted(before)
+    assert grown["attended_entries"] == grown["stored_entries"] > 0
+    assert grown["dense_tokens"] == 0
+    for evidence in ("sparse_tokens", "seals", "hits", "misses", "bytes_fetched", "bytes_placed", "bytes_appended"):
+        assert grown[evidence] > 0, evidence
+    server.wait_idle()
+    server.assert_alive()
+
+
+def test_a_long_prompt_is_prefilled_once_and_streams_what_came_before(server_slot, stock):
+    del stock
+    server = server_slot.shared("kvdrive_fp32_64")
+    before = server.state()
+    server.generate(prompt(1000), 2)
+    grown = server.counted(before)
+    assert grown["prefill_tokens"] == 1000
+    assert grown["bytes_streamed"] > 0
