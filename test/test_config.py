@@ -122,7 +122,7 @@ def test_a_wrong_budget_is_refused_with_both_spellings(text, fault):
         ({"dense_below": -1}, "--kvdrive-dense-below is -1, it must be at least 0, or auto"),
         ({"pending_tokens": 100}, "pending_tokens is 100, it must be a multiple of an index page (256 tokens)"),
         ({"segment_tokens": 0}, "segment_tokens is 0, it must be a multiple of an index page (256 tokens)"),
-        ({"tokens_per_group": 6}, "tokens_per_group is 6"),
+        ({"tokens_per_group": 6, "chunk_size": 4}, "tokens_per_group is 6"),
         ({"tokens_per_group": 0}, "tokens_per_group is 0"),
         ({"groups_per_page": 0}, "groups_per_page is 0"),
         ({"kmeans_iterations": 0}, "kmeans_iterations 0"),

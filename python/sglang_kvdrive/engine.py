@@ -74,10 +74,9 @@ class KVDriveEngine:
             raise IntegrityError(f"sequence {seq_id} begins twice")
         self.book.begin(seq_id)
 
-    def expect(self, seq_id: int, n_prompt: int, n_tokens: int) -> None:
-        """Say how long the prompt is and how long the sequence can become: up to `dense_below` it is served exactly."""
+    def expect(self, seq_id: int, n_prompt: int) -> None:
+        """Say how long the whole prompt is, of which pieces may have come: its HBM is kept free until it decodes."""
         self.book.prompt[seq_id] = n_prompt
-        self.book.expected[seq_id] = n_tokens
 
     def extend(self, seq_id: int, n_tokens: int) -> None:
         """Give a sequence home blocks up to `n_tokens`, for callers without an allocator of their own.
@@ -101,6 +100,8 @@ class KVDriveEngine:
         stored = [int(self.book.n_tokens[s]) for s in seq_ids]
         if stored != prefix:
             raise IntegrityError(f"prefill continues at {prefix}, but {stored} tokens are stored")
+        if not bool((self.book.mode[seq_ids] == Mode.PREFILL).all()):
+            raise IntegrityError(f"prefill of a sequence among {seq_ids} that has not begun or decodes already")
         for seq_id, done, length in zip(seq_ids, prefix, lengths, strict=True):
             self.book.n_tokens[seq_id] = done + length
         self.stats.prefill_tokens += sum(lengths)
@@ -179,7 +180,7 @@ class KVDriveEngine:
         for seq_id in self.book.active():
             n_tokens = int(self.book.n_tokens[seq_id])
             if self.book.mode[seq_id] == Mode.PREFILL:
-                total += self.slots_promised(max(n_tokens, int(self.book.prompt[seq_id])), int(self.book.expected[seq_id]))
+                total += self.slots_promised(max(n_tokens, int(self.book.prompt[seq_id])))
             else:
                 ahead = min(n_tokens + self.config.pending_tokens, self.max_tokens)
                 peak = self.slots_needed(seq_id, ahead)
@@ -188,10 +189,10 @@ class KVDriveEngine:
                 total += max(0, peak - self.slots_held(seq_id))
         return total
 
-    def slots_promised(self, n_tokens: int, expected: int) -> int:
+    def slots_promised(self, n_tokens: int) -> int:
         """HBM slots that a sequence not yet begun will need when its prompt of `n_tokens` is done."""
         n_next = min(n_tokens + 1, self.max_tokens)
-        if max(expected, n_next) <= self.config.dense_below:
+        if n_next <= self.config.dense_below:
             return dense_places(self.layout, n_next) * self.layout.n_pairs
         return self.config.slots_of(self.layout, n_next).total
 
@@ -223,10 +224,8 @@ class KVDriveEngine:
     # -- inside ----------------------------------------------------------------------------------------------------------
 
     def _stays_dense(self, seq_id: int, n_tokens: int) -> bool:
-        mode = int(self.book.mode[seq_id])
-        if mode == Mode.SPARSE or n_tokens > self.config.dense_below:
-            return False
-        return mode == Mode.DENSE or max(int(self.book.expected[seq_id]), n_tokens) <= self.config.dense_below
+        """Up to `dense_below` everything is attended; once indexed, a sequence stays sparse."""
+        return self.book.mode[seq_id] != Mode.SPARSE and n_tokens <= self.config.dense_below
 
     def _needs_preparation(self, seq_ids: torch.Tensor) -> torch.Tensor:
         """`[B]` bool: sequences that cannot simply take one more token, as nearly all can in nearly all steps."""

@@ -7,8 +7,6 @@ import torch
 from sglang_kvdrive.layout import BLOCK_TOKENS, ceil_div
 from sglang_kvdrive.values import Mode
 
-UNKNOWN = 0
-
 
 class SequenceBook:
     """Lengths, modes and home blocks of all sequences.
@@ -26,8 +24,6 @@ class SequenceBook:
         """Tokens stored at home."""
         self.sealed_end = torch.zeros(n_sequences, dtype=torch.int64)
         """First token after the index region; 0 while nothing is indexed."""
-        self.expected = torch.full((n_sequences,), UNKNOWN, dtype=torch.int64)
-        """Tokens the sequence will have at most when it ends, if the caller said so."""
         self.prompt = torch.zeros(n_sequences, dtype=torch.int64)
         """Tokens of the whole prompt, if the caller said so."""
         self.budget_chunks = torch.zeros(n_sequences, dtype=torch.int64)
@@ -47,7 +43,6 @@ class SequenceBook:
     def end(self, seq_id: int) -> None:
         self.mode[seq_id] = Mode.FREE
         self.n_tokens[seq_id] = self.sealed_end[seq_id] = self.budget_chunks[seq_id] = 0
-        self.expected[seq_id] = UNKNOWN
         self.prompt[seq_id] = 0
         self.n_given[seq_id] = 0
         self.blocks[seq_id] = 0

@@ -56,7 +56,7 @@ PLAIN = {
     "presence penalty": generate(QUESTION, 20, sampling={"presence_penalty": 0.8}),
     "repetition penalty": generate(QUESTION, 20, sampling={"repetition_penalty": 1.3}),
     "minimum of new tokens": generate(QUESTION, 20, sampling={"min_new_tokens": 16, "ignore_eos": False}),
-    "logit bias": ask(*completion(logit_bias={"260": -100, "253": -100})),
+    "logit bias": ask(*completion(logit_bias={"35640": -100, "198": -100})),
 }  # fmt: skip
 
 

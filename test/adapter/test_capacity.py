@@ -169,22 +169,22 @@ def test_requests_that_outgrow_dram_together_are_retracted_and_all_finish(server
     """Two large ones that each fit, but not together at the end, and four short ones."""
     before = server.state()
     speed = decode_speed(server)
-    large = [story(560, seed=20 + i) for i in range(2)]
+    large = [story(832, seed=20 + i) for i in range(2)]
     alone = [server.generate(prompt, 40)["output_ids"] for prompt in large]
     short = [story(60, seed=30 + i) for i in range(4)]
     short_alone = [server.generate(prompt, 24)["output_ids"] for prompt in short]
     with ThreadPoolExecutor(6) as pool:
         futures = [
-            pool.submit(server.generate, prompt, 500, sampling={"ignore_eos": False, "min_new_tokens": 500}) for prompt in large
+            pool.submit(server.generate, prompt, 256, sampling={"ignore_eos": False, "min_new_tokens": 256}) for prompt in large
         ]
         quick = [pool.submit(server.generate, prompt, 24) for prompt in short]
     answers = [future.result() for future in futures]
     assert sum(answer["meta_info"]["num_retractions"] for answer in answers) > 0, "nothing was retracted: the test shows nothing"
     for answer, expected in zip(answers, alone, strict=True):
-        assert answer["meta_info"]["completion_tokens"] == 500
+        assert answer["meta_info"]["completion_tokens"] == 256
         assert answer["output_ids"][:40] == expected
     assert [future.result()["output_ids"] for future in quick] == short_alone
-    assert server.counted(before)["seals"] >= 4
+    assert server.counted(before)["seals"] >= 3
     server.wait_idle()
     assert decode_speed(server) > 0.5 * speed, "decoding is slower than before the retractions"
 
@@ -196,8 +196,8 @@ def test_requests_whose_windows_outgrow_the_arena_are_retracted_and_answer_as_ea
     """
     before = server.state()
     prompt = story(12, seed=40)
-    alone = server.generate(prompt, 350)
-    answers = server.generate_many([prompt] * 5, 350)
+    alone = server.generate(prompt, 330)
+    answers = server.generate_many([prompt] * 5, 330)
     assert sum(answer["meta_info"]["num_retractions"] for answer in answers) > 0, "nothing was retracted: the test shows nothing"
     assert [answer["output_ids"] for answer in answers] == [alone["output_ids"]] * 5
     work = server.counted(before)

@@ -232,8 +232,8 @@ def test_the_start_up_block_names_changes_budget_thresholds_tiers_and_measuremen
         "2.0 GiB (2,147,483,648 bytes): 46,603 tokens",
         "12.5% (at least 512tok) per (layer, KV head): 1,024 of 8,192 tokens (12.5%)",
         "4 sink + 64 local + up to 256 pending tokens",
-        "requests of up to 580 tokens (prompt + max_tokens) attend every token",
-        "paper, measured on SmolLM2-135M-Instruct",
+        "up to 580 tokens (prompt and generation) a request attends every token",
+        "balanced, measured on SmolLM2-135M-Instruct",
         "disable_radix_cache  off -> on: repeated prefixes are prefilled again",
     ):
         assert part in block

@@ -29,7 +29,7 @@ SCRIPTS = {
     "Chinese": (PASSAGE + "一、二、三、四、五、六、七、八、九、十。\n一、二、三、四、", "、七"),
     "emoji with joiners": (PASSAGE + "👩‍👩‍👧‍👦 🏳️‍🌈 👩‍👩‍👧‍👦 🏳️‍🌈 👩‍👩‍👧‍👦 🏳️‍🌈 👩‍👩‍👧‍👦", "🌈"),
     "Arabic": (PASSAGE + "مدرسة كتاب قلم سيف\n" * 3 + "مدرسة كتاب", "سيف"),
-    "NUL": (PASSAGE + "a\0b\0c\0a\0b\0c\0a\0b", "\0b"),
+    "NUL": (PASSAGE + "a\0b\0c\0a\0b\0c\0a\0b", "bbbb"),
 }
 
 SHORT = {"max_new_tokens": 4, "temperature": 0}
@@ -56,11 +56,11 @@ ODD = {
 
 LIMITS = {str(limit): limit for limit in (0, 1, 2, 10**6, -1, None, "5", "five")}
 LIMITED_PATHS = ("/generate", "/v1/completions")
-STOP_SOON = [" ", ".", "\n"]
+STOP_SOON = [" nine", "\n"]
 
 
 def limited(path: str, limit) -> tuple[str, dict]:
-    """A request whose stop strings end it soon, whatever the limit."""
+    """A request whose stop strings end it after a few tokens, if the limit does not."""
     prompt = COUNTING.rstrip()
     if path == "/generate":
         return path, {"text": prompt, "sampling_params": {"max_new_tokens": limit, "temperature": 0, "stop": STOP_SOON}}

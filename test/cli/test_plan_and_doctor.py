@@ -38,7 +38,8 @@ def test_plan_fit_prints_the_bytes_worked_out_by_hand(model, capsys):
     # 4,000 tokens: sink 1 chunk; local 64 + pending 256 = 80 chunks + 1; the budget is 512 tokens = 128 chunks, window x2 = 256;
     # 3,932 tokens indexed: 16 pages of 256 tokens, 2 slots each = 32. 370 slots x 4 pairs = 1,480.
     # DRAM: 63 blocks of 64 tokens x 1,024 bytes a token (2 * 2 * 2 * 64 * 2).
-    assert fit(model(), "--context", "4000", "--batch", "2", "--hbm", "4MiB", "--dram", "9MiB") == 0
+    sizes = ("--chunk-size", "4", "--hbm", "4MiB", "--dram", "9MiB")
+    assert fit(model(), "--context", "4000", "--batch", "2", *sizes) == 0
     out = capsys.readouterr().out
     assert "1,480 slots of 1,024 bytes" in out
     assert f"({1480 * 1024:,} bytes) per request" in out
@@ -48,7 +49,7 @@ def test_plan_fit_prints_the_bytes_worked_out_by_hand(model, capsys):
 
 
 def test_plan_fit_says_what_is_missing_and_exits_1(model, capsys):
-    assert fit(model(), "--context", "4000", "--batch", "3", "--hbm", "4MiB") == 1
+    assert fit(model(), "--context", "4000", "--batch", "3", "--chunk-size", "4", "--hbm", "4MiB") == 1
     out = capsys.readouterr().out
     assert f"does not fit: {3 * 1480 * 1024 - 4 * 2**20:,} bytes of HBM are missing; the largest batch is 2" in out
 

@@ -34,11 +34,11 @@ class Crowd:
         self.prompt: dict[int, int] = {}
         self.promised: dict[int, int] = {}
 
-    def begin(self, seq_id, n_prompt, expected):
+    def begin(self, seq_id, n_prompt):
         engine = self.engine
-        self.promised[seq_id] = engine.slots_promised(n_prompt, expected)
+        self.promised[seq_id] = engine.slots_promised(n_prompt)
         engine.begin(seq_id)
-        engine.expect(seq_id, n_prompt, expected)
+        engine.expect(seq_id, n_prompt)
         self.prompt[seq_id] = n_prompt
 
     def prefill(self, seq_id, n_tokens):
@@ -85,7 +85,7 @@ def test_a_step_that_was_allowed_never_runs_out_of_hbm(data, config):
         free = [s for s in range(N_SEQUENCES) if s not in crowd.prompt]
         if free and data.draw(st.booleans()):
             n_prompt = data.draw(st.integers(1, MAX_TOKENS - 1))
-            crowd.begin(free[0], n_prompt, data.draw(st.sampled_from([0, n_prompt + 1, n_prompt + 40, MAX_TOKENS])))
+            crowd.begin(free[0], n_prompt)
         ready = [s for s in crowd.prompt if crowd.prefill(s, data.draw(st.integers(20, 220)))]
         batch = [s for s in ready if crowd.engine.book.n_tokens[s] < MAX_TOKENS and data.draw(st.integers(0, 3))]
         for _ in range(data.draw(st.integers(1, 12))):
@@ -101,11 +101,11 @@ def test_a_step_that_was_allowed_never_runs_out_of_hbm(data, config):
 
 
 @settings(max_examples=10)
-@given(CONFIGS, st.integers(1, MAX_TOKENS - 1), st.booleans())
-def test_outstanding_slots_cover_a_sequence_until_its_next_seal(config, n_prompt, knows_its_end):
+@given(CONFIGS, st.integers(1, MAX_TOKENS - 1))
+def test_outstanding_slots_cover_a_sequence_until_its_next_seal(config, n_prompt):
     crowd = Crowd(config, 3 * minimum_slots(LAYOUT, config, MAX_TOKENS))
     engine = crowd.engine
-    crowd.begin(0, n_prompt, MAX_TOKENS if knows_its_end else 0)
+    crowd.begin(0, n_prompt)
     while not crowd.prefill(0, 100):
         assert engine.slots_outstanding() == crowd.promised[0]
     assert engine.slots_outstanding() == crowd.promised[0]

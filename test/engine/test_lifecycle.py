@@ -40,12 +40,11 @@ def test_a_sequence_that_outgrows_the_threshold_is_indexed_then(chunk_size, dens
     assert stats.attended_entries == stats.stored_entries
 
 
-@pytest.mark.parametrize(("expected_tokens", "mode"), [(0, "dense"), (DENSE_BELOW, "dense"), (DENSE_BELOW + 1, "sparse")])
-def test_a_sequence_known_to_grow_beyond_the_threshold_starts_sparse(expected_tokens, mode):
+@pytest.mark.parametrize(("n_prompt", "mode"), [(DENSE_BELOW - 1, "dense"), (DENSE_BELOW, "sparse")])
+def test_the_threshold_counts_the_token_that_is_being_decoded(n_prompt, mode):
     driver = make_driver(dense_below=DENSE_BELOW)
-    driver.begin(0, random_tokens(LAYOUT, 120))
-    driver.engine.expect(0, 100, expected_tokens)
-    driver.prefill(0, 100, 100)
+    driver.begin(0, random_tokens(LAYOUT, n_prompt + 1))
+    driver.prefill(0, n_prompt, 100)
     driver.step([0])
     assert driver.engine.sequence_stats(0).mode == mode
 

@@ -14,15 +14,13 @@ class KVDrivePrefillBudget(PrefillBudget):
         self._free_slots = self.engine.hbm.n_free - self.engine.slots_outstanding()
         self._candidate = 0
 
-    def check_prefill(self, *, extend_input_len, max_new_tokens, **kwargs):
-        if not self._fits_hbm(extend_input_len, max_new_tokens):
+    def check_prefill(self, *, extend_input_len, **kwargs):
+        if not self._fits_hbm(extend_input_len):
             return False, None
-        return super().check_prefill(extend_input_len=extend_input_len, max_new_tokens=max_new_tokens, **kwargs)
+        return super().check_prefill(extend_input_len=extend_input_len, **kwargs)
 
-    def can_allocate_prefill(self, *, extend_input_len, max_new_tokens, **kwargs) -> bool:
-        return self._fits_hbm(extend_input_len, max_new_tokens) and super().can_allocate_prefill(
-            extend_input_len=extend_input_len, max_new_tokens=max_new_tokens, **kwargs
-        )
+    def can_allocate_prefill(self, *, extend_input_len, **kwargs) -> bool:
+        return self._fits_hbm(extend_input_len) and super().can_allocate_prefill(extend_input_len=extend_input_len, **kwargs)
 
     def reserve(self, extend_input_len, max_new_tokens, *, is_chunked_continuation=False, **kwargs) -> None:
         """A continuing prompt was promised its slots when it was admitted."""
@@ -30,6 +28,6 @@ class KVDrivePrefillBudget(PrefillBudget):
             self._free_slots -= self._candidate
         super().reserve(extend_input_len, max_new_tokens, is_chunked_continuation=is_chunked_continuation, **kwargs)
 
-    def _fits_hbm(self, prompt_tokens: int, max_new_tokens: int) -> bool:
-        self._candidate = self.engine.slots_promised(prompt_tokens, prompt_tokens + max_new_tokens)
+    def _fits_hbm(self, prompt_tokens: int) -> bool:
+        self._candidate = self.engine.slots_promised(prompt_tokens)
         return self._candidate <= self._free_slots

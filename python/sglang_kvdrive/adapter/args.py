@@ -61,7 +61,7 @@ class KVDriveServerArgs(stock.ServerArgs, dict=True):
         int | None, Arg(help="A share never falls below this many tokens. Default: 512.", type_parser=_whole)
     ] = None
     kvdrive_dense_below: A[
-        str, Arg(help="Requests whose prompt + max_tokens stay up to this many tokens attend every token, or auto.")
+        str, Arg(help="Up to this many tokens, prompt and generation, a request attends every token; or auto.")
     ] = "auto"
     kvdrive_chunk_size: A[
         int | None, Arg(help="Tokens per chunk: 1, 2, 4 or 8. Default: from the preset.", type_parser=_whole)

@@ -10,7 +10,6 @@ from sglang.srt.mem_cache.base_prefix_cache import (
     MatchResult,
 )
 
-from sglang_kvdrive.adapter.pools import expected_tokens
 from sglang_kvdrive.adapter.report import request_report
 
 
@@ -39,9 +38,10 @@ class KVDriveTree(BasePrefixCache):
         return False
 
     def checkpoint(self, req, *, up_to, **kwargs) -> None:
-        """Called after every piece of a prompt: the first moment at which the request is known with its row."""
+        """Called after every piece of a prompt: the first moment at which the request is known with its row. After a
+        retraction, what was generated is prompt."""
         if not req.finished():
-            self.engine.expect(req.kv.req_pool_idx, *expected_tokens(req))
+            self.engine.expect(req.kv.req_pool_idx, len(req.origin_input_ids) + len(req.output_ids))
 
     def evict(self, params) -> EvictResult:
         return EvictResult()

@@ -70,9 +70,9 @@ def _facts(config: KVDriveConfig, context_len: int, capacity_tokens: int, token_
         f"at most {attended:,} tokens ({_percent(attended, context_len)}) at the context length",
     )
     if config.dense_below is None:
-        yield "exact", "requests below an automatic threshold attend every token"
+        yield "exact", "up to an automatic length a request attends every token"
     else:
-        yield "exact", f"requests of up to {config.dense_below:,} tokens (prompt + max_tokens) attend every token"
+        yield "exact", f"up to {config.dense_below:,} tokens (prompt and generation) a request attends every token"
     yield "preset", f"{config.preset}, measured on {PRESETS[config.preset].measured_on}"
 
 

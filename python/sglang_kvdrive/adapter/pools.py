@@ -109,11 +109,7 @@ class KVDriveAllocator(PagedTokenToKVPoolAllocator):
         """DRAM for the next tokens and HBM for what the sequences grow by; SGLang retracts requests until both fit."""
         if self.available_size() < num_tokens:
             return False
-        rows = []
-        for req in requests or ():
-            rows.append(req.kv.req_pool_idx)
-            self.engine.expect(req.kv.req_pool_idx, *expected_tokens(req))
-        return self.engine.can_step(rows)
+        return self.engine.can_step([req.kv.req_pool_idx for req in requests or ()])
 
     def max_new_tokens_for_memory(self, input_tokens, max_new_tokens, *, token_capacity, sliding_window_size, chunk_size):
         """Stock, with one token less of capacity: with the radix cache off, stock's admission of `ignore_eos` requests wants
@@ -138,9 +134,3 @@ class KVDriveAllocator(PagedTokenToKVPoolAllocator):
         except IntegrityError as error:
             return [str(error)]
         return []
-
-
-def expected_tokens(req) -> tuple[int, int]:
-    """(tokens to prefill, tokens at most at the end) of a request. After a retraction what it generated is prompt."""
-    prompt = len(req.origin_input_ids)
-    return prompt + len(req.output_ids), prompt + (req.sampling_params.max_new_tokens or 0)

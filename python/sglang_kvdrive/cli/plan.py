@@ -21,7 +21,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         fit.add_argument(
             f"--{tier}", default="auto", metavar="SIZE", help=f"{tier.upper()} for KV, such as 512MiB; auto: no limit"
         )
-    fit.add_argument("--preset", default="paper", help="as --kvdrive-preset")
+    fit.add_argument("--preset", help="as --kvdrive-preset")
     fit.add_argument("--budget", help="as --kvdrive-budget: 6.25%% or 2048tok")
     fit.add_argument("--budget-floor", type=int, help="as --kvdrive-budget-floor")
     fit.add_argument("--chunk-size", type=int, help="as --kvdrive-chunk-size")
@@ -82,11 +82,11 @@ def _check_counts(args: argparse.Namespace) -> None:
 def _config_and_layout(args: argparse.Namespace, info):
     import torch
 
-    from sglang_kvdrive.config import config_from_flags, parse_size
+    from sglang_kvdrive.config import DEFAULT_PRESET, config_from_flags, parse_size
     from sglang_kvdrive.layout import KVLayout
 
     config = config_from_flags(
-        preset=args.preset, budget=args.budget, budget_floor=args.budget_floor,
+        preset=args.preset or DEFAULT_PRESET, budget=args.budget, budget_floor=args.budget_floor,
         chunk_size=args.chunk_size, window=args.window, hbm=args.hbm, dram=args.dram,
     )  # fmt: skip
     parse_size(args.ssd, what="--ssd")
