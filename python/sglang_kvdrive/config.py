@@ -103,7 +103,7 @@ class Preset:
     measured_on: str
 
 
-MEASURED_ON = "SmolLM2-135M-Instruct (135M parameters, head dim 64), facts in prompts of 2K to 7K tokens"
+MEASURED_ON = "SmolLM2-135M-Instruct (head dim 64): facts in prompts of 2K to 4K tokens, with 512 tokens attended"
 PRESETS = {
     "balanced": Preset(Budget(ratio=0.0625), 2, MEASURED_ON),
     "paper": Preset(Budget(ratio=0.0625), 4, MEASURED_ON),
