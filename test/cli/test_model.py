@@ -122,7 +122,8 @@ def test_the_converted_model_knows_the_capital_of_france():
     shape = [config[key] for key in ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")]
     assert (config["model_type"], config["architectures"]) == ("llama", ["LlamaForCausalLM"])
     assert shape == [30, 9, 3, 64]
-    ended = subprocess.run((sys.executable, "-c", NEXT_TOKEN, str(path)), capture_output=True, text=True, timeout=300, check=False)
+    command = (sys.executable, "-c", NEXT_TOKEN, str(path))
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     told = [line for line in ended.stdout.splitlines() if line.startswith("TOLD ")]
     assert told, ended.stderr
     chat, next_token = json.loads(told[0].removeprefix("TOLD "))
