@@ -140,6 +140,14 @@ def assert_same(ours, theirs) -> None:
     assert not found, "\n".join(found[:12])
 
 
+def wait_for(server: Server, what: str, holds: Callable[[dict], bool], seconds: float = 60) -> dict:
+    """Poll our state until `holds(state)`."""
+    deadline = time.monotonic() + seconds
+    while not holds(state := server.state()):
+        assert time.monotonic() < deadline, f"not {what} after {seconds} s: {state}"
+    return state
+
+
 def _joined_generate(events: list[dict]) -> dict | list:
     """The last event of each choice carries everything; those before must be its beginnings."""
     last: dict[int, dict] = {}

@@ -35,7 +35,7 @@ SERVERS = {
         "flags": (*FP32, "--chunked-prefill-size", str(SMALL_PIECE), "--context-length", "8192",
                   "--kvdrive-dram", "90MiB", "--kvdrive-hbm", "64MiB", "--kvdrive-budget", f"{SMALL_BUDGET}tok",
                   "--kvdrive-window", "1", "--kvdrive-dense-below", "0", "--max-running-requests", str(SMALL_RUNNING),
-                  "--schedule-conservativeness", "0.3"),  # admit more than fits to the end, so that it comes to retractions
+                  "--schedule-conservativeness", "0.05"),  # admit more than fits to the end, so that it comes to retractions
     },
 }  # fmt: skip
 """The servers that several test modules share, in the order in which a test run starts them."""

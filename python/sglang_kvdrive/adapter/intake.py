@@ -31,8 +31,9 @@ def init_req_max_new_tokens(original, scheduler, req):
     capacity = scheduler.max_total_num_tokens
     if given == 0:
         req.set_finish_with_abort(
-            f"The prompt has {prompt} tokens and the KV cache holds {capacity} tokens in all tiers: no room is left to "
-            f"generate (asked for {wanted}). Shorten the prompt or start the server with a larger --kvdrive-dram."
+            f"The prompt has {prompt} tokens and the KV cache holds {capacity} tokens in all tiers, of which a prompt can have "
+            f"{longest_prompt(capacity, scheduler.page_size)}: no room is left to generate (asked for {wanted}). "
+            "Shorten the prompt or start the server with a larger --kvdrive-dram."
         )
         return
     req.kvdrive_clipped = {
@@ -40,6 +41,11 @@ def init_req_max_new_tokens(original, scheduler, req):
         "given_tokens": given,
         "reason": f"the KV cache holds {capacity} tokens in all tiers, the prompt has {prompt}",
     }
+
+
+def longest_prompt(capacity: int, page_size: int) -> int:
+    """Tokens of the longest prompt that gets at least one new token: SGLang's admission keeps a page and two tokens spare."""
+    return max(0, (capacity - page_size - 3) // page_size * page_size)
 
 
 def add_request_to_queue(original, scheduler, req, is_retracted=False):
