@@ -9,6 +9,7 @@ import sys
 import textwrap
 
 import pytest
+from kvsupport.server import PATIENT
 from kvsupport.texts import story
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
@@ -46,7 +47,7 @@ def run_engine(tmp_path, model, settings: dict, env: dict | None = None) -> dict
         capture_output=True,
         text=True,
         timeout=400,
-        env={**os.environ, **(env or {})},
+        env={**os.environ, **PATIENT, **(env or {})},
         check=False,
     )
     told = [line for line in ended.stdout.splitlines() if line.startswith("TOLD ")]
