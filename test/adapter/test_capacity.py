@@ -12,7 +12,7 @@ from functools import partial
 
 import pytest
 from kvsupport.clients import Connection, assert_same, generate, wait_for
-from kvsupport.slot import SMALL_ARENA, SMALL_BUDGET, SMALL_CAPACITY
+from kvsupport.slot import SMALL_ARENA, SMALL_BUDGET, SMALL_CAPACITY, SMALL_PIECE
 from kvsupport.texts import secret_prompt, story
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
@@ -190,11 +190,17 @@ def test_requests_that_outgrow_dram_together_are_retracted_and_all_finish(server
 def test_requests_whose_windows_outgrow_the_arena_are_retracted_and_answer_as_those_that_were_not(server):
     """Short prompts have no window yet; all at once they get one when their first 256 generated tokens are sealed.
 
-    Up to the end no token falls out of the budget, so that a retraction may not change a single token.
+    They queue behind a long prompt, so that one prefill pass admits them together. Up to the end no token falls out of
+    the budget, so that a retraction may not change a single token.
     """
     before = server.state()
-    prompt = story(68, seed=40)
-    answers = server.generate_many([prompt] * 4, 264)
+    prompts = limited([story(60, seed=40)] * 4, 272)
+    with ThreadPoolExecutor(1) as pool:
+        ahead = pool.submit(server.generate, story(6 * SMALL_PIECE, seed=41), 1)
+        wait_for(server, "prefilling", lambda state: state["prefill_tokens"] > before["prefill_tokens"])
+        status, answers = server.post("/generate", prompts, timeout=600)
+        assert ahead.result()["meta_info"]["completion_tokens"] == 1
+    assert status == 200
     retractions = sorted(answer["meta_info"]["num_retractions"] for answer in answers)
     assert retractions[0] == 0 < retractions[-1], f"some must be retracted and some must not: {retractions}"
     assert [answer["output_ids"] for answer in answers] == [answers[0]["output_ids"]] * 4

@@ -12,7 +12,6 @@ pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 LENGTHS = (1, 2, 3, 4, 5, 63, 64, 65, 68, 69, 255, 257, 1000, 3000)
 MIXED = (3000, 1, 64, 257, 5, 1000, 69, 63)
 NEW_TOKENS = 48
-PIECES = {64: "kvdrive_fp32_64", 320: "kvdrive_fp32", 2048: "kvdrive_fp32_2048"}
 ALONE = {64: [n for n in LENGTHS if n > 64], 320: LENGTHS, 2048: (1000, 3000)}
 """Prompts that fit one piece are the same whatever its size: each length runs alone where it differs, and once at 320."""
 
@@ -24,14 +23,17 @@ def prompt(n_tokens: int) -> list[int]:
 STOCK_CALLS = {f"{n} tokens": generate(prompt(n), NEW_TOKENS) for n in LENGTHS}
 
 
-@pytest.fixture(params=PIECES, ids=lambda piece: f"pieces of {piece}")
-def server(request, stock, server_slot):
-    del stock  # recorded before our server takes the slot
-    return request.param, server_slot.shared(PIECES[request.param])
+def test_every_length_gives_the_tokens_of_stock_with_pieces_of_320(kvdrive_fp32, stock):
+    check(kvdrive_fp32, 320, stock)
 
 
-def test_every_length_gives_the_tokens_of_stock_alone_and_in_a_batch(server, stock):
-    piece, server = server
+@pytest.mark.parametrize("piece", [64, 2048])
+def test_every_length_gives_the_tokens_of_stock_with_other_pieces(piece, stock, server_slot):
+    check(server_slot.shared(f"kvdrive_fp32_{piece}"), piece, stock)
+
+
+def check(server, piece: int, stock) -> None:
+    """Alone and in a batch of eight, with evidence that nothing took a short cut."""
     expected = {n: stock[f"{n} tokens"]["answer"]["output_ids"] for n in LENGTHS}
     before = server.state()
     for n in ALONE[piece]:
@@ -47,19 +49,19 @@ def test_every_length_gives_the_tokens_of_stock_alone_and_in_a_batch(server, sto
     assert status == 200
     assert [answer["output_ids"] for answer in batch] == [expected[n] for n in MIXED]
     grown = server.counted(before)
+    assert grown["prefill_tokens"] == sum(ALONE[piece]) + sum(MIXED), "each token is prefilled once"
     assert grown["attended_entries"] == grown["stored_entries"] > 0
     assert grown["dense_tokens"] == 0
-    for evidence in ("sparse_tokens", "seals", "hits", "misses", "bytes_fetched", "bytes_placed", "bytes_appended"):
+    for evidence in (
+        "sparse_tokens",
+        "seals",
+        "hits",
+        "misses",
+        "bytes_fetched",
+        "bytes_placed",
+        "bytes_appended",
+        "bytes_streamed",
+    ):
         assert grown[evidence] > 0, evidence
     server.wait_idle()
     server.assert_alive()
-
-
-def test_a_long_prompt_is_prefilled_once_and_streams_what_came_before(server_slot, stock):
-    del stock
-    server = server_slot.shared("kvdrive_fp32_64")
-    before = server.state()
-    server.generate(prompt(1000), 2)
-    grown = server.counted(before)
-    assert grown["prefill_tokens"] == 1000
-    assert grown["bytes_streamed"] > 0
