@@ -21,7 +21,7 @@ FACTS = {"defaults": ("Aldo", 48213), "smallest": ("Brenn", 90755)}
 
 
 def minimum_bytes(**flags) -> int:
-    layout = KVLayout(30, 9, 3, 64, torch.bfloat16, config_from_flags(**flags).chunk_size)
+    layout = KVLayout(30, 9, 3, 64, torch.float32, config_from_flags(**flags).chunk_size)
     return config_from_flags(**flags).slots_of(layout, CONTEXT).total * layout.slot_bytes
 
 
@@ -35,8 +35,8 @@ def arena(request):
 
 def test_a_prompt_of_7k_tokens_is_served_from_the_smallest_arena_and_its_fact_is_found(arena, server_slot):
     name, flags, hbm, promised_tokens = arena
-    assert hbm <= promised_tokens * 30 * 3 * 2 * 64 * 2
-    server = server_slot.start(f"promise_{name}", flags=("--dtype", "bfloat16", *flags, "--kvdrive-hbm", f"{hbm}B"))
+    assert hbm <= promised_tokens * 30 * 3 * 2 * 64 * 4
+    server = server_slot.start(f"promise_{name}", flags=("--dtype", "float32", *flags, "--kvdrive-hbm", f"{hbm}B"))
     state = server.state()
     assert state["minimum_hbm_bytes"] == hbm == state["tiers"]["hbm"]["total_bytes"]
     who, code = FACTS[name]
@@ -56,15 +56,15 @@ def test_a_prompt_of_7k_tokens_is_served_from_the_smallest_arena_and_its_fact_is
 
 def test_what_was_generated_more_than_a_thousand_tokens_ago_is_found(server_slot):
     """The server writes a fact itself, forced by a grammar, then 1,100 tokens of filler, and may then choose the digits."""
-    server = server_slot.start("promise_defaults", flags=("--dtype", "bfloat16", "--kvdrive-hbm", f"{minimum_bytes()}B"))
-    filler = " ".join(f"On day {day}, the sailor painted {day + 3} clocks near the harbour." for day in range(1, 76))
+    server = server_slot.start("promise_defaults", flags=("--dtype", "float32", "--kvdrive-hbm", f"{minimum_bytes()}B"))
+    filler = " ".join(f"On day {day}, the sailor painted {day + 3} clocks near the harbour." for day in range(1, 69))
     before = "The secret code of Carsow is 73914. " + filler + " The secret code of Carsow is "
     n_tokens = len(token_ids(before))
     assert n_tokens > 4 * 256 + 64
     counted = server.state()
     answer = server.generate(
         "Write a diary.\n",
-        n_tokens + 24,
+        n_tokens + n_tokens // 4,  # under a grammar the model may spell a word with more tokens
         sampling={"regex": re.escape(before) + r"[0-9]{5}\.", "ignore_eos": False},
         timeout=900,
     )
@@ -79,9 +79,9 @@ def test_what_was_generated_more_than_a_thousand_tokens_ago_is_found(server_slot
 
 def test_one_chunk_less_than_the_minimum_is_refused_with_both_numbers(model):
     minimum = minimum_bytes()
-    layout = KVLayout(30, 9, 3, 64, torch.bfloat16, config_from_flags().chunk_size)
+    layout = KVLayout(30, 9, 3, 64, torch.float32, config_from_flags().chunk_size)
     short = minimum - layout.slot_bytes
-    command = (sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--device", "cpu", "--dtype", "bfloat16",
+    command = (sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--device", "cpu", "--dtype", "float32",
                "--kv-manager", "kvdrive", "--kvdrive-hbm", f"{short}B", "--port", "1")  # fmt: skip
     ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert ended.returncode != 0
