@@ -64,7 +64,7 @@ def steps() -> str:
         )
     head = (
         f"One request through the server, beside stock SGLang `torch_native`, interleaved in one run ({first['cpu']}, two cores, "
-        f"SmolLM2-135M bf16, `{' '.join(first['flags'])}`; `benchmark/system/bench_step.py`).\n\n"
+        f"SmolLM2-135M float32, `{' '.join(first['flags'])}`; `benchmark/system/bench_step.py`).\n\n"
     )
     return head + "\n".join(lines)
 

@@ -34,5 +34,5 @@ def circumstances() -> dict:
         "cpu": cpu,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        "command": " ".join(sys.argv),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
     }

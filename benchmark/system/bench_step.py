@@ -46,10 +46,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, nargs="+", default=[512, 2048, 4096])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--flags", nargs="*", default=["--kvdrive-dense-below", "0", "--kvdrive-hbm", "48MiB"])
+    parser.add_argument("--flags", nargs="*", default=["--kvdrive-dense-below", "0", "--kvdrive-hbm", "96MiB"])
     arguments = parser.parse_args()
     model, folder = ensure_smollm2(), Path(tempfile.mkdtemp())
-    common = ("--dtype", "bfloat16", "--chunked-prefill-size", "2048")
+    common = ("--dtype", "float32", "--chunked-prefill-size", "2048")
     with (
         Server(model, (*STOCK, *common), log=folder / "stock.log", kvdrive=False) as stock,
         Server(model, (*common, *arguments.flags), log=folder / "kvdrive.log") as ours,
