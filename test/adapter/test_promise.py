@@ -57,18 +57,17 @@ def test_a_prompt_of_7k_tokens_is_served_from_the_smallest_arena_and_its_fact_is
 def test_what_was_generated_more_than_a_thousand_tokens_ago_is_found(server_slot):
     """The server writes a fact itself, forced by a grammar, then 1,100 tokens of filler, and may then choose the digits."""
     server = server_slot.start("promise_defaults", flags=("--dtype", "float32", "--kvdrive-hbm", f"{minimum_bytes()}B"))
-    filler = " ".join(f"On day {day}, the sailor painted {day + 3} clocks near the harbour." for day in range(1, 69))
+    filler = " ".join(f"On day {day}, the sailor painted {day + 3} clocks near the harbour." for day in range(1, 46))
     before = "The secret code of Carsow is 73914. " + filler + " The secret code of Carsow is "
-    n_tokens = len(token_ids(before))
-    assert n_tokens > 4 * 256 + 64
     counted = server.state()
     answer = server.generate(
         "Write a diary.\n",
-        n_tokens + n_tokens // 4,  # under a grammar the model may spell a word with more tokens
+        3 * len(token_ids(before)),  # under a grammar the model spells words with more tokens than a tokenizer would
         sampling={"regex": re.escape(before) + r"[0-9]{5}\.", "ignore_eos": False},
         timeout=900,
     )
     assert answer["text"].startswith(before)
+    assert answer["meta_info"]["completion_tokens"] > 4 * 256 + 64
     assert answer["text"].removeprefix(before).startswith("73914"), answer["text"][-60:]
     grown = server.counted(counted)
     assert grown["seals"] >= 4
