@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
 CONTEXT = 8192
 PROMPT = 7000
+SPARSE = ("--kvdrive-dense-below", "0")
 SMALLEST = ("--kvdrive-budget", "192tok", "--kvdrive-window", "1")
 FACTS = {"defaults": ("Aldo", 48213), "smallest": ("Brenn", 90755)}
 
@@ -36,7 +37,7 @@ def arena(request):
 def test_a_prompt_of_7k_tokens_is_served_from_the_smallest_arena_and_its_fact_is_found(arena, server_slot):
     name, flags, hbm, promised_tokens = arena
     assert hbm <= promised_tokens * 30 * 3 * 2 * 64 * 4
-    server = server_slot.start(f"promise_{name}", flags=("--dtype", "float32", *flags, "--kvdrive-hbm", f"{hbm}B"))
+    server = server_slot.start(f"promise_{name}", flags=("--dtype", "float32", *SPARSE, *flags, "--kvdrive-hbm", f"{hbm}B"))
     state = server.state()
     assert state["minimum_hbm_bytes"] == hbm == state["tiers"]["hbm"]["total_bytes"]
     who, code = FACTS[name]
@@ -56,8 +57,8 @@ def test_a_prompt_of_7k_tokens_is_served_from_the_smallest_arena_and_its_fact_is
 
 def test_what_was_generated_more_than_a_thousand_tokens_ago_is_found(server_slot):
     """The server writes a fact itself, forced by a grammar, then 1,100 tokens of filler, and may then choose the digits."""
-    server = server_slot.start("promise_defaults", flags=("--dtype", "float32", "--kvdrive-hbm", f"{minimum_bytes()}B"))
-    filler = " ".join(f"On day {day}, the sailor painted {day + 3} clocks near the harbour." for day in range(1, 46))
+    server = server_slot.start("promise_defaults", flags=("--dtype", "float32", *SPARSE, "--kvdrive-hbm", f"{minimum_bytes()}B"))
+    filler = " ".join(f"On day {day}, the sailor painted {day + 3} clocks near the harbour." for day in range(1, 42))
     before = "The secret code of Carsow is 73914. " + filler + " The secret code of Carsow is "
     counted = server.state()
     answer = server.generate(
