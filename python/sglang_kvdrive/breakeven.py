@@ -13,7 +13,7 @@ import torch
 
 from sglang_kvdrive.config import KVDriveConfig
 from sglang_kvdrive.engine import KVDriveEngine, dense_places
-from sglang_kvdrive.layout import KVLayout
+from sglang_kvdrive.layout import BLOCK_TOKENS, KVLayout
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
 REPEATS = 5
@@ -43,7 +43,7 @@ def _step_seconds(layout: KVLayout, config: KVDriveConfig, n_tokens: int, *, den
     places = max(config.slots_of(layout, longest).total, dense_places(layout, longest) * layout.n_pairs)
     sizes = {
         "hbm_bytes": places * layout.slot_bytes,
-        "dram_bytes": (longest // 64 + 1) * layout.block_bytes,
+        "dram_bytes": (longest // BLOCK_TOKENS + 1) * layout.block_bytes,
         "dense_below": min(dense_below, longest),
     }
     engine = KVDriveEngine(layout, config.resolve(**sizes), n_sequences=1, max_tokens=longest)

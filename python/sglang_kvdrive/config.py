@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from sglang_kvdrive.errors import ConfigError
 from sglang_kvdrive.layout import CHUNK_SIZES, KVLayout, ceil_div
@@ -321,6 +321,3 @@ def _parse_dense_below(text: str) -> int | None:
     if not text.isdecimal():
         raise ConfigError(f"--kvdrive-dense-below is {text!r}, it must be a number of tokens from 0 up, or {AUTO}")
     return int(text)
-
-
-CONFIG_FIELDS = tuple(f.name for f in fields(KVDriveConfig))

@@ -9,6 +9,7 @@ from typing import ClassVar
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
 
 from sglang_kvdrive.engine import KVDriveEngine
+from sglang_kvdrive.layout import BLOCK_TOKENS
 
 logger = logging.getLogger("sglang_kvdrive")
 
@@ -28,7 +29,7 @@ def engine_report(engine: KVDriveEngine) -> dict:
             "dram": {
                 "used_bytes": engine.dram.used_bytes,
                 "total_bytes": engine.dram.total_bytes,
-                "used_tokens": engine.dram.n_used * 64,
+                "used_tokens": engine.dram.n_used * BLOCK_TOKENS,
                 "total_tokens": engine.dram.capacity_tokens,
             },
         },
