@@ -16,8 +16,8 @@ ENGINE = {
 }  # fmt: skip
 
 OPERATIONS = {
-    "attend_prefix", "attend_slots", "fill_chunks", "gather_chunks", "group_keys", "mean_keys", "merge_state", "probe_window",
-    "score_groups",
+    "attend_home", "attend_pieces", "attend_prefix", "attend_slots", "fill_chunks", "gather_chunks", "group_keys", "mean_keys",
+    "merge_state", "probe_books", "probe_window", "score_groups", "select_chunks", "store_tokens",
 }  # fmt: skip
 
 

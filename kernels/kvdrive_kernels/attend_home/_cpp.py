@@ -1,0 +1,13 @@
+"""`attend_home` in C++: attend_home.h."""
+
+from __future__ import annotations
+
+import torch
+
+
+def attend_home(library, q, home, layer, blocks, seq_ids, n_tokens, n_sink, zone_begin, chunk_ids, n_wanted, scale):
+    out = torch.empty(q.shape, dtype=q.dtype)
+    library.attend_home(
+        q.contiguous(), home, layer, blocks, seq_ids, n_tokens, n_sink, zone_begin, chunk_ids, n_wanted, scale, out
+    )
+    return out
