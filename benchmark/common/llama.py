@@ -105,7 +105,7 @@ class Decoder:
         self.engine.extend(0, n_tokens)
         plan = self.engine.begin_prefill([0], [0], [n_tokens])
         for layer in range(model.n_layers):
-            self.engine.transfer.write_home(layer, plan.blocks, plan.offsets, prompt.keys[layer], prompt.values[layer])
+            self.engine.transfer.write_home(layer, plan.rows, plan.inside, prompt.keys[layer], prompt.values[layer])
 
     def step(self, token: int) -> torch.Tensor:
         """Feed one token; logits `[V]` of the next."""

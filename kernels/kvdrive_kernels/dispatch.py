@@ -20,7 +20,8 @@ class Kernel:
     Args:
         name: of the operation.
         native: the fast implementation on the cpu; its first argument is the loaded library.
-        whole_vectors: the native one needs a first tensor whose last dimension is a multiple of `NATIVE_DIM`.
+        whole_vectors: the native one needs a first tensor whose last dimension is a multiple of `NATIVE_DIM`, and q of the
+            dtype of K and V; the twin serves the rest.
         implementations: by device type. "cpu" is the twin, which runs where the native one cannot.
 
     Raises:
@@ -47,7 +48,7 @@ class Kernel:
     def __call__(self, *args, **kwargs):
         first = args[0] if args else next(a for a in kwargs.values() if isinstance(a, torch.Tensor))
         device = first.device.type
-        if device == "cpu" and self._native is not None and first.shape[-1] % self._unit == 0:
+        if device == "cpu" and self._native is not None and self._fits(args or tuple(kwargs.values())):
             library = native.library()
             if library is not None:
                 return self._native(library, *args, **kwargs)
@@ -55,3 +56,9 @@ class Kernel:
         if function is None:
             raise NotImplementedError(f"kernel {self.name} has no implementation for device {device}, only for {self.devices}")
         return function(*args, **kwargs)
+
+    def _fits(self, args: tuple) -> bool:
+        """Whole vectors, and the second tensor, if it holds floats, of the first one's dtype: what the native versions take."""
+        first, second = args[0], args[1] if len(args) > 1 else None
+        same = not isinstance(second, torch.Tensor) or not second.is_floating_point() or second.dtype == first.dtype
+        return first.shape[-1] % self._unit == 0 and same

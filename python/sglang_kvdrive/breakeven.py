@@ -56,7 +56,7 @@ def _step_seconds(layout: KVLayout, config: KVDriveConfig, n_tokens: int, *, den
     engine.extend(0, n_tokens)
     plan = engine.begin_prefill([0], [0], [n_tokens])
     keys, values = (random(n_tokens, layout.n_kv_heads, layout.head_dim) for _ in range(2))
-    engine.transfer.write_home(0, plan.blocks, plan.offsets, keys, values)
+    engine.transfer.write_home(0, plan.rows, plan.inside, keys, values)
     best = float("inf")
     for _ in range(REPEATS):
         engine.extend(0, int(engine.book.n_tokens[0]) + 1)

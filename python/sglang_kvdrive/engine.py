@@ -63,7 +63,7 @@ class KVDriveEngine:
         max_entries = config.window_chunks(max_tokens)
         self.windows = Windows(layout, n_sequences=n_sequences, max_entries=max_entries, eviction=config.eviction)
         self.sealer = Sealer(layout, config, self.book, self.index, self.hbm, self.transfer)
-        selector = Selector(self.book, self.index, self.transfer)
+        selector = Selector(self.book, self.index, self.hbm, self.transfer)
         self.schedule = Sequential(self.hbm, self.transfer, selector, Fetcher(self.book, self.windows, selector, self.transfer))
 
     # -- life of a sequence ----------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ class KVDriveEngine:
         for seq_id, done, length in zip(seq_ids, prefix, lengths, strict=True):
             self.book.n_tokens[seq_id] = done + length
         self.stats.prefill_tokens += sum(lengths)
-        return plan_prefill(self.book, seq_ids, prefix, lengths)
+        return plan_prefill(self.book, self.transfer, seq_ids, prefix, lengths)
 
     def prefill(
         self, plan: PrefillPlan, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
@@ -126,7 +126,7 @@ class KVDriveEngine:
             self._prepare(seq_id)
         self.book.n_tokens[seq_ids] += 1
         self.windows.tick()
-        plan = plan_decode(self.layout, self.config, self.book, self.zones, self.index, seq_ids)
+        plan = plan_decode(self.layout, self.config, self.book, self.zones, self.index, self.transfer, seq_ids)
         self._count(plan)
         return plan
 

@@ -43,9 +43,11 @@ def test_a_batch_is_split_into_those_that_select_and_those_that_do_not():
 def test_the_new_token_goes_to_its_own_place():
     driver = driver_with([300, 10], budget="10%")
     plan = plan_of(driver, [0, 1])
-    assert plan.offsets.tolist() == [300 % 64, 10]
     assert plan.inside.tolist() == [0, 2]
-    assert plan.blocks.tolist() == [int(driver.engine.book.blocks[0, 4]), int(driver.engine.book.blocks[1, 0])]
+    layout, blocks = driver.layout, driver.engine.book.blocks
+    for b, (block, place) in enumerate([(int(blocks[0, 4]), (300 % 64) // 4), (int(blocks[1, 0]), 10 // 4)]):
+        heads = [(block * layout.n_layers * 2 + h) * layout.chunks_per_block + place for h in range(2)]
+        assert plan.rows[b].tolist() == heads
     assert plan.slots.unique().numel() == plan.slots.numel()
 
 

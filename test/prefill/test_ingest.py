@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from kvdrive_kernels.attend_pieces.reference import STRETCH_TOKENS
 from kvsupport.driver import EXACT, Driver, largest_error, make_config, make_engine, make_layout, random_tokens
 from kvsupport.full_attention import full_attention
-from sglang_kvdrive.prefill.ingest import STREAM_TOKENS
 
 LAYOUT = make_layout(layers=2, kv_heads=1, q_per_kv=3)
 
@@ -15,7 +15,7 @@ def make_driver(n_tokens, layout=LAYOUT, n_sequences=1) -> Driver:
 
 @pytest.fixture(scope="module")
 def prompt():
-    tokens = random_tokens(LAYOUT, STREAM_TOKENS + 300, seed=1)
+    tokens = random_tokens(LAYOUT, STRETCH_TOKENS + 300, seed=1)
     return tokens, tokens.expected(LAYOUT.head_dim**-0.5)
 
 
@@ -39,12 +39,12 @@ def test_the_shortest_prompts(prompt, n_tokens):
 
 def test_a_prefix_longer_than_the_stream_buffer_is_attended_in_parts(prompt):
     tokens, expected = prompt
-    n_tokens = STREAM_TOKENS + 300
+    n_tokens = STRETCH_TOKENS + 300
     driver = make_driver(n_tokens)
     driver.begin(0, tokens)
-    out = torch.cat([driver.prefill_pass({0: n})[0] for n in (STREAM_TOKENS + 100, 50, 150)], dim=1)
+    out = torch.cat([driver.prefill_pass({0: n})[0] for n in (STRETCH_TOKENS + 100, 50, 150)], dim=1)
     assert largest_error(out, expected) < EXACT
-    streamed = STREAM_TOKENS + 100 + STREAM_TOKENS + 150
+    streamed = STRETCH_TOKENS + 100 + STRETCH_TOKENS + 150
     assert driver.engine.stats.bytes_streamed == streamed * LAYOUT.token_bytes
 
 

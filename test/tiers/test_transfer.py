@@ -28,9 +28,8 @@ class Tiers:
         k, v = (torch.randn(self.layout.n_layers, n, 3, 5).to(self.layout.dtype) for _ in range(2))
         position = torch.arange(n)
         for layer in range(self.layout.n_layers):
-            self.transfer.write_home(
-                layer, torch.tensor(blocks)[position // BLOCK_TOKENS], position % BLOCK_TOKENS, k[layer], v[layer]
-            )
+            places = self.transfer.home_places(torch.tensor(blocks)[position // BLOCK_TOKENS], position % BLOCK_TOKENS)
+            self.transfer.write_home(layer, *places, k[layer], v[layer])
         return k, v
 
     def rows(self, layer, head, blocks, chunk_ids):
@@ -73,17 +72,6 @@ def test_keys_read_at_home_are_the_keys_written(chunk_size):
         for head in range(3):
             keys = tiers.transfer.read_keys(tiers.rows(layer, head, [2, 4], chunk_ids).view(2, -1))
             assert torch.equal(keys.reshape(-1, 5), k[layer, :, head])
-
-
-@pytest.mark.parametrize("n_tokens", [1, 63, 64, 65, 100, 128])
-def test_blocks_are_streamed_in_token_order(n_tokens):
-    tiers = Tiers()
-    k, v = tiers.fill_home([4, 2])
-    n_blocks = -(-n_tokens // BLOCK_TOKENS)
-    keys, values = tiers.transfer.stream_blocks(1, torch.tensor([4, 2])[:n_blocks], n_tokens)
-    assert torch.equal(keys, k[1, :n_tokens].transpose(0, 1))
-    assert torch.equal(values, v[1, :n_tokens].transpose(0, 1))
-    assert tiers.stats.bytes_streamed == n_tokens * tiers.layout.token_bytes // tiers.layout.n_layers
 
 
 @CHUNK_SIZES

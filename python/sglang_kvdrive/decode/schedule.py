@@ -30,7 +30,7 @@ class Sequential:
             `[B, H_q, D]`.
         """
         n_batch, n_kv_heads, dim = k.shape
-        self.transfer.write_home(layer, plan.blocks, plan.offsets, k, v)
+        self.transfer.write_home(layer, plan.rows, plan.inside, k, v)
         self.transfer.append(plan.slots[layer], plan.inside, k, v)
         grouped = q.view(n_batch, n_kv_heads, -1, dim)
         out = torch.empty_like(grouped)

@@ -10,6 +10,7 @@ from sglang_kvdrive.config import KVDriveConfig
 from sglang_kvdrive.index.hierarchy import ChunkIndex
 from sglang_kvdrive.layout import BLOCK_TOKENS, KVLayout
 from sglang_kvdrive.sequences import SequenceBook
+from sglang_kvdrive.tiers.transfer import Transfer
 from sglang_kvdrive.window.zone import SteadyZones
 
 
@@ -23,7 +24,7 @@ class Part:
         sink_slots: `[L, b, H_kv, n_sink]`, zone_slots: `[L, b, H_kv, n_zone]` int32.
         sink_valid: `[b, n_sink]`, zone_valid: `[b, n_zone]` int64, tokens that count in each steady chunk.
         n_wanted: `[b]` int64, chunks to select, or None if this part selects nothing.
-        pages, present: index pages (`ChunkIndex.pages_of`), or None.
+        shape: K, chunks to select at most, and N_g, groups of the longest index, or None.
     """
 
     at: torch.Tensor
@@ -33,8 +34,7 @@ class Part:
     sink_valid: torch.Tensor
     zone_valid: torch.Tensor
     n_wanted: torch.Tensor | None = None
-    pages: torch.Tensor | None = None
-    present: torch.Tensor | None = None
+    shape: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,15 @@ class DecodePlan:
 
     Attributes:
         seq_ids: `[B]` int64.
-        blocks, offsets: `[B]` int64, home of the new token.
-        slots: `[L, B, H_kv]` int64, steady slot of the new token's chunk; inside: `[B]` int64, its place in the chunk.
+        rows: `[B, H_kv]` int64, home of the new token's chunk at layer 0 (`Transfer.home_places`).
+        slots: `[L, B, H_kv]` int64, steady slot of that chunk.
+        inside: `[B]` int64, place of the new token in its chunk.
         parts: disjoint parts that together are the batch.
         attended: `[B]` int64, tokens that each (layer, KV head) of a sequence attends in this step.
     """
 
     seq_ids: torch.Tensor
-    blocks: torch.Tensor
-    offsets: torch.Tensor
+    rows: torch.Tensor
     slots: torch.Tensor
     inside: torch.Tensor
     parts: tuple[Part, ...]
@@ -59,7 +59,13 @@ class DecodePlan:
 
 
 def plan_decode(
-    layout: KVLayout, config: KVDriveConfig, book: SequenceBook, zones: SteadyZones, index: ChunkIndex, seq_ids: torch.Tensor
+    layout: KVLayout,
+    config: KVDriveConfig,
+    book: SequenceBook,
+    zones: SteadyZones,
+    index: ChunkIndex,
+    transfer: Transfer,
+    seq_ids: torch.Tensor,
 ) -> DecodePlan:
     """Plan the step whose new token is already counted in `book.n_tokens` and has its places."""
     last = book.n_tokens[seq_ids] - 1
@@ -76,8 +82,8 @@ def plan_decode(
             if selects:
                 attended[at] += n_wanted[at] * layout.chunk_size
             parts.append(part)
-    blocks = book.blocks[seq_ids, last // BLOCK_TOKENS]
-    return DecodePlan(seq_ids, blocks, last % BLOCK_TOKENS, slots, last % layout.chunk_size, tuple(parts), attended)
+    rows, inside = transfer.home_places(book.blocks[seq_ids, last // BLOCK_TOKENS], last % BLOCK_TOKENS)
+    return DecodePlan(seq_ids, rows, slots.contiguous(), inside, tuple(parts), attended)
 
 
 def _plan_part(layout, config, book, zones, index, at, seq_ids, n_wanted) -> Part:
@@ -87,7 +93,7 @@ def _plan_part(layout, config, book, zones, index, at, seq_ids, n_wanted) -> Par
     first = book.sealed_end[seq_ids].clamp_min(config.sink_chunks * layout.chunk_size) // layout.chunk_size
     stop = (n_tokens + layout.chunk_size - 1) // layout.chunk_size
     zone = first.unsqueeze(1) + torch.arange(int((stop - first).max().clamp_min(0)))
-    pages, present = index.pages_of(seq_ids) if n_wanted is not None else (None, None)
+    shape = None if n_wanted is None else (int(n_wanted.max()), int(index.n_pages[seq_ids].max()) * config.groups_per_page)
     return Part(
         at,
         seq_ids,
@@ -96,8 +102,7 @@ def _plan_part(layout, config, book, zones, index, at, seq_ids, n_wanted) -> Par
         _valid_tokens(layout, n_tokens, sink),
         _valid_tokens(layout, n_tokens, zone),
         n_wanted,
-        pages,
-        present,
+        shape,
     )
 
 

@@ -58,7 +58,6 @@ class ChunkIndex:
         """Indexed chunks of each sequence."""
         self._free = list(range(n_pages - 1, -1, -1))
         self._n_total = n_pages
-        self._views: dict[int, tuple[torch.Tensor, torch.Tensor, IndexView]] = {}
 
     @property
     def books_bytes(self) -> int:
@@ -125,19 +124,13 @@ class ChunkIndex:
         width = int(counts.max())
         return self._page_table[seq_ids, :width], torch.arange(width) < counts.unsqueeze(1)
 
+    def books(self, layer: int) -> tuple[torch.Tensor, ...]:
+        """What `select_chunks` reads: slots, begins, sizes, members of one layer by page, the pages and their number by
+        sequence. To read only."""
+        return *(pool[layer] for pool in (self._slots, self._begins, self._sizes, self._members)), self._page_table, self.n_pages
+
     def view(self, layer: int, pages: torch.Tensor, present: torch.Tensor) -> IndexView:
-        """The groups of one layer of the sequences whose pages are given (`pages_of`).
-
-        Sealed pages do not change, so the view of the step before serves again while the batch and its pages stay.
-        """
-        cached = self._views.get(layer)
-        if cached is not None and torch.equal(cached[0], pages) and torch.equal(cached[1], present):
-            return cached[2]
-        view = self._view(layer, pages, present)
-        self._views[layer] = (pages, present, view)
-        return view
-
-    def _view(self, layer: int, pages: torch.Tensor, present: torch.Tensor) -> IndexView:
+        """The groups of one layer of the sequences whose pages are given (`pages_of`)."""
 
         def heads_first(pool: torch.Tensor) -> torch.Tensor:
             return pool[layer][pages].transpose(1, 2).flatten(2)
@@ -155,7 +148,6 @@ class ChunkIndex:
         n_pages = int(self.n_pages[seq_id])
         pages = self._page_table[seq_id, :n_pages]
         slots = self._slots[:, pages].reshape(-1)
-        self._views.clear()  # the pages may be written for another sequence
         self._free.extend(pages.flip(0).tolist())
         self._page_table[seq_id, :n_pages] = 0
         self.n_pages[seq_id] = 0

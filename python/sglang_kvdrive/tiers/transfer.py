@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from kvdrive_kernels.gather_chunks import gather_chunks
+from kvdrive_kernels.store_tokens import store_tokens
 
 from sglang_kvdrive.layout import KVLayout
 from sglang_kvdrive.stats import EngineStats
@@ -26,8 +27,10 @@ class Transfer:
     def __init__(self, hbm: HbmTier, dram: DramTier, stats: EngineStats):
         self.layout: KVLayout = dram.layout
         self.stats = stats
-        self._home = dram.home
+        self.home = dram.home
+        """For kernels that read K and V where they lie."""
         self._arena = hbm.arena
+        self._home_chunks = dram.home.view(-1, *hbm.arena.shape[1:])
         elements = 2 * self.layout.chunk_size * self.layout.head_dim
         self._home_rows = dram.home.view(-1, elements)
         self._slots = hbm.arena.view(-1, elements)
@@ -39,18 +42,27 @@ class Transfer:
         layout = self.layout
         return ((blocks * layout.n_layers + layer) * layout.n_kv_heads + heads) * layout.chunks_per_block + places
 
-    def write_home(self, layer: int, blocks: torch.Tensor, offsets: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Write new tokens to their home.
+    def home_places(self, blocks: torch.Tensor, offsets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where tokens go at home, the same for every layer.
 
         Args:
             blocks, offsets: `[T]` int64, block and token position within it.
+
+        Returns:
+            rows `[T, H_kv]` int64, home rows of layer 0; inside `[T]` int64, position within the chunk.
+        """
+        places = (offsets // self.layout.chunk_size).unsqueeze(1)
+        rows = self.home_rows(0, blocks.unsqueeze(1), torch.arange(self.layout.n_kv_heads), places)
+        return rows, offsets % self.layout.chunk_size
+
+    def write_home(self, layer: int, rows: torch.Tensor, inside: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Write new tokens to their home.
+
+        Args:
+            rows, inside: from `home_places`.
             k, v: `[T, H_kv, D]`.
         """
-        chunk_size = self.layout.chunk_size
-        places, inside = offsets // chunk_size, offsets % chunk_size
-        of_layer = self._home[:, layer].transpose(1, 2)  # [blocks, chunks, H_kv, 2, C, D]
-        of_layer[blocks, places, :, 0, inside] = k
-        of_layer[blocks, places, :, 1, inside] = v
+        store_tokens(self._home_chunks, rows, layer * self.layout.n_kv_heads * self.layout.chunks_per_block, inside, k, v)
         self.stats.bytes_home_written += 2 * k.numel() * k.element_size()
 
     def append(self, slots: torch.Tensor, inside: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -61,9 +73,7 @@ class Transfer:
             inside: `[B]` int64, position of the token within its chunk.
             k, v: `[B, H_kv, D]`.
         """
-        at = inside.unsqueeze(1)
-        self._arena[slots, 0, at] = k
-        self._arena[slots, 1, at] = v
+        store_tokens(self._arena, slots, 0, inside, k, v)
         self.stats.bytes_appended += 2 * k.numel() * k.element_size()
 
     def fetch(self, rows: torch.Tensor, slots: torch.Tensor) -> None:
@@ -82,22 +92,9 @@ class Transfer:
         keys = self._home_rows.view(-1, 2, half)[:, 0].index_select(0, rows.reshape(-1))
         return keys.view(*rows.shape, self.layout.chunk_size, self.layout.head_dim)
 
-    def stream_blocks(self, layer: int, blocks: torch.Tensor, n_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of whole blocks of one layer, in token order, for prefill.
-
-        Args:
-            blocks: `[N]` int64.
-            n_tokens: tokens wanted, at most 64 N.
-
-        Returns:
-            keys, values `[H_kv, n_tokens, D]`.
-        """
-        layout = self.layout
-        chunks = self._home[blocks, layer].transpose(0, 1)  # [H_kv, N, chunks, 2, C, D]
-        keys = chunks[:, :, :, 0].reshape(layout.n_kv_heads, -1, layout.head_dim)[:, :n_tokens]
-        values = chunks[:, :, :, 1].reshape(layout.n_kv_heads, -1, layout.head_dim)[:, :n_tokens]
-        self.stats.bytes_streamed += 2 * keys.numel() * layout.itemsize
-        return keys, values
+    def count_streamed(self, n_tokens: int) -> None:
+        """Note that a prefill pass reads K and V of earlier tokens of one layer at home."""
+        self.stats.bytes_streamed += n_tokens * self.layout.token_bytes // self.layout.n_layers
 
     def store_vectors(self, slots: torch.Tensor, vectors: torch.Tensor) -> None:
         """Store centroids in slots. slots `[..., n]` int64, vectors `[..., n * vectors_per_slot, D]`."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from sglang_kvdrive.config import EVICTIONS
 
 
@@ -21,16 +19,6 @@ class Eviction:
     name: str
     by_score: bool
     stamps_hits: bool
-
-    def priority(self, group_scores: torch.Tensor, group_of_entry: torch.Tensor, stamps: torch.Tensor) -> torch.Tensor:
-        """Value of every entry, higher stays.
-
-        Args:
-            group_scores: `[B, H_kv, N_g]` fp32, this step's.
-            group_of_entry: `[B, H_kv, W]` int64.
-            stamps: `[B, H_kv, W]` int64.
-        """
-        return group_scores.gather(-1, group_of_entry) if self.by_score else stamps
 
 
 _POLICIES = {

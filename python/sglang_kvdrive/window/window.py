@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from kvdrive_kernels.probe_window import probe_window
+from kvdrive_kernels.probe_books import probe_books
 
 from sglang_kvdrive.errors import IntegrityError
 from sglang_kvdrive.layout import KVLayout
@@ -65,34 +65,12 @@ class Windows:
             seq_ids: `[B]` int64.
             selection: at most `n_entries` chunks per head.
         """
-        width = int(self.n_entries[seq_ids].max())
-        chunks, groups, stamps, slots = (
-            t[layer][seq_ids, :, :width] for t in (self._chunks, self._groups, self._stamps, self._slots)
-        )
-        priority = self.policy.priority(selection.group_scores, groups.long(), stamps)
-        chunk_ids = selection.chunk_ids
-        entries, hits = probe_window(chunk_ids, chunks, priority, stamps, self.n_entries[seq_ids])
-        valid = chunk_ids >= 0
-        misses = valid & ~hits
-        evicted = misses & (chunks.gather(-1, entries) != EMPTY)
-        self._enter(layer, seq_ids, width, selection, entries, misses, valid, (chunks, groups, stamps))
-        slot_ids = slots.gather(-1, entries).masked_fill(~valid, 0)
-        return Lookup(slot_ids, misses, hits.sum((1, 2)), misses.sum((1, 2)), evicted.sum((1, 2)))
-
-    def _enter(self, layer, seq_ids, width, selection, entries, misses, valid, books) -> None:
-        """Write the new residents and stamps. Within a step a better rank is younger."""
-        chunks, groups, stamps = books
-        k = entries.shape[-1]
-        now = (self._clock + k - 1 - torch.arange(k)).expand_as(entries)
-        renewed = valid if self.policy.stamps_hits else misses
-        for book, values, mask, stored in (
-            (chunks, selection.chunk_ids, misses, self._chunks),
-            (groups, selection.group_ids, valid, self._groups),
-            (stamps, now, renewed, self._stamps),
-        ):
-            padded = torch.cat([book, book.new_zeros(*book.shape[:2], 1)], dim=-1)
-            padded.scatter_(-1, entries.masked_fill(~mask, width), values.to(book.dtype))
-            stored[layer, seq_ids, :, :width] = padded[..., :width]
+        books = (self._chunks[layer], self._groups[layer], self._stamps[layer], self._slots[layer], self.n_entries)
+        slot_ids, misses, counts = probe_books(
+            *books, seq_ids, selection.chunk_ids, selection.group_ids, selection.group_scores, self._clock,
+            by_score=self.policy.by_score, stamps_hits=self.policy.stamps_hits,
+        )  # fmt: skip
+        return Lookup(slot_ids, misses, *counts.unbind(1))
 
     def slots_of(self, seq_id: int) -> torch.Tensor:
         """HBM slots of a sequence's windows, int32."""
