@@ -1,4 +1,4 @@
-"""The C++ kernels: compiled once per machine and version into the user's cache, loaded by whoever needs them.
+"""The C++ kernels: compiled once per machine and version into the user's cache (`KVDRIVE_CACHE`), loaded by who needs them.
 
 `KVDRIVE_KERNELS` (or `choose`) says which: `auto` (the best that this CPU runs, the PyTorch twins where nothing compiles),
 `native` (as auto, but an error where nothing compiles), `avx512`, `avx2`, `generic` (that instruction set), `torch` (the twins).
@@ -98,7 +98,8 @@ def build(level: str, extra_flags: tuple[str, ...] = ()) -> Path:
         raise BuildError(f"this CPU lacks {', '.join(sorted(missing))}, which the {level} kernels need")
     compiler = os.environ.get("CXX", "g++")
     command = [compiler, *FLAGS, *flags, *extra_flags]
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sglang-kvdrive" / "kernels"
+    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sglang-kvdrive"
+    folder = Path(os.environ.get("KVDRIVE_CACHE") or default) / "kernels"
     target = folder / f"{level}-{_fingerprint(command)}.so"
     if target.is_file():
         return target

@@ -40,9 +40,25 @@ def run_checks() -> list[Check]:
         check_sglang(),
         *check_seams(),
         checks.check_compiler(),
+        check_kernels(),
         checks.check_memory(),
         checks.check_disk(cache_dir(), checks.MODEL_BYTES, "models and compiled kernels", "KVDRIVE_CACHE=/other/disk"),
     ]
+
+
+def check_kernels() -> Check:
+    """Compile the CPU kernels, if that was not done yet, and load them."""
+    from kvdrive_kernels import native
+
+    fix = "install g++; without it everything runs in PyTorch, correct and several times slower"
+    try:
+        loaded = native.library()
+    except native.BuildError as error:
+        return Check("cpu kernels", False, str(error), fix)
+    if loaded is None:
+        asked = native.chosen() == "torch"
+        return Check("cpu kernels", asked, "PyTorch" + (", as KVDRIVE_KERNELS says" if asked else ": the build failed"), fix)
+    return Check("cpu kernels", True, f"native, vectors of {8 * int(loaded.vector_bytes())} bits", fix)
 
 
 def check_sglang() -> Check:
