@@ -6,18 +6,23 @@ The server holds 2,048 tokens in DRAM behind an arena of 1,456 tokens' bytes, wi
 from __future__ import annotations
 
 import re
+import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 
+import psutil
 import pytest
-from kvsupport.clients import Connection, assert_same, generate, wait_for
+from kvsupport.clients import AS_FAST, Connection, assert_same, body_of, generate, wait_for
 from kvsupport.slot import SMALL_ARENA, SMALL_BUDGET, SMALL_CAPACITY, SMALL_PIECE
 from kvsupport.texts import secret_prompt, story
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
 REFUSED_SECONDS = 5
+RECOVERED_SECONDS = 30
+DISTURBED = 0.02
 ATTENDED_BESIDE_BUDGET = 4 + 64 + 256 + 4
 """Sink, local and pending tokens, and the chunk that the newest token begins."""
 SHORT = {
@@ -164,9 +169,13 @@ def test_at_the_edge_of_the_capacity_there_is_a_token_or_a_refusal_but_never_an_
 
 
 def test_requests_that_outgrow_dram_together_are_retracted_and_all_finish(server):
-    """Two large ones that each fit, but not together to their ends, and four short ones."""
+    """Two large ones that each fit, but not together to their ends, and four short ones.
+
+    Afterwards decoding takes exactly the same work and is as fast as it was, at once or within half a minute. (One server that
+    users reported fell to a tenth of its speed with its first retraction and never came back.)
+    """
+    probes = [decode_probe(server) for _ in range(3)]
     before = server.state()
-    speed = decode_speed(server)
     large = story(864, seed=20)
     alone = server.generate(large, 24)["output_ids"]
     short = story(60, seed=30)
@@ -184,7 +193,7 @@ def test_requests_that_outgrow_dram_together_are_retracted_and_all_finish(server
     assert [future.result()["output_ids"] for future in quick] == [short_alone] * 4
     assert server.counted(before)["bytes_streamed"] > 0
     server.wait_idle()
-    assert decode_speed(server) > 0.5 * speed, "decoding is slower than before the retractions"
+    assert_decodes_as_before(server, probes)
 
 
 def test_requests_whose_windows_outgrow_the_arena_are_retracted_and_answer_as_those_that_were_not(server):
@@ -210,9 +219,52 @@ def test_requests_whose_windows_outgrow_the_arena_are_retracted_and_answer_as_th
     assert work["misses"] > 0
 
 
-def decode_speed(server, n: int = 32) -> float:
-    """Tokens per second of one stream."""
-    with Connection(server, "/generate", {**limited(story(40), n), "stream": True}) as connection:
+@dataclass(frozen=True)
+class DecodeProbe:
+    """One stream on an otherwise idle server."""
+
+    seconds: float
+    """Median between two tokens."""
+    work: dict
+    """What its tokens took."""
+    disturbance: float
+    """Processors that others used meanwhile: other programs here, and other machines on the same hardware."""
+
+
+def decode_probe(server) -> DecodeProbe:
+    """A stream that is long enough to be sealed and to need a window."""
+    family = [psutil.Process(), *server.tree()]
+    before, used, begin = server.state(), processor_seconds(family), time.monotonic()
+    with Connection(server, "/generate", body_of("/generate", 340, 24, seed=61, stream=True)) as connection:
         for _ in connection.events():
             pass
-        return (len(connection.times) - 1) / (connection.times[-1] - connection.times[0])
+    others = (processor_seconds(family) - used) / (time.monotonic() - begin)
+    seconds = statistics.median(b - a for a, b in zip(connection.times, connection.times[1:], strict=False))
+    work = server.counted(before)
+    counters = ("decode_steps", "attended_entries", "hits", "misses", "bytes_fetched", "bytes_appended", "bytes_home_written")
+    return DecodeProbe(seconds, {name: work[name] for name in counters}, others)
+
+
+def processor_seconds(family: list[psutil.Process]) -> float:
+    """What everybody but `family` used so far; what the hypervisor gave to others counts as used."""
+    machine = psutil.cpu_times()
+    ours = sum(sum(process.cpu_times()[:2]) for process in family)
+    return machine.user + machine.nice + machine.system + getattr(machine, "steal", 0) - ours
+
+
+def assert_decodes_as_before(server, before: list[DecodeProbe]) -> None:
+    """The same work, and within half a minute the same speed to 20%, best against best.
+
+    A machine that others disturb has moods in which everything takes up to twice as long, for minutes. Where that was seen,
+    before or after, three times as long is allowed; the slow-down that this looks for is tenfold.
+    """
+    after: list[DecodeProbe] = []
+    quiet = min(probe.seconds for probe in before)
+    deadline = time.monotonic() + RECOVERED_SECONDS
+    while not after or (min(probe.seconds for probe in after) > AS_FAST * quiet and time.monotonic() < deadline):
+        after.append(decode_probe(server))
+        assert after[-1].work == before[0].work
+    assert before[0].work["misses"] > 0
+    disturbed = any(probe.disturbance > DISTURBED for probe in before + after)
+    limit = 3 if disturbed else AS_FAST
+    assert min(probe.seconds for probe in after) <= limit * quiet, (before, after)

@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvsupport.server import Server
+from kvsupport.texts import story, tokenizer
 
 Call = Callable[[Server], Any]
 """Asks a server something and returns plain data that another server can be held to."""
 
 LOGPROB_TOLERANCE = 1e-4
+AS_FAST = 1.2
+"""How many times as long as on a quiet server something may take that disturbed nobody."""
 
 _META = (
     "finish_reason", "prompt_tokens", "completion_tokens", "input_token_logprobs", "output_token_logprobs",
@@ -88,6 +91,17 @@ def generate(prompt, max_new_tokens: int = 12, *, sampling: dict | None = None, 
         return (ask_stream if stream else ask)("/generate", {key: given, "sampling_params": settings, **options})(server)
 
     return call
+
+
+def body_of(path: str, n_prompt: int, n_new: int, *, seed: int = 0, **options) -> dict:
+    """A greedy request with exactly `n_prompt` tokens (about so many in a chat)."""
+    if path == "/generate":
+        sampling = {"max_new_tokens": n_new, "temperature": 0, "ignore_eos": True}
+        return {"input_ids": story(n_prompt, seed), "sampling_params": sampling, **options}
+    common = {"model": "default", "max_tokens": n_new, "temperature": 0, "ignore_eos": True, **options}
+    if path == "/v1/completions":
+        return {"prompt": story(n_prompt, seed), **common}
+    return {"messages": [{"role": "user", "content": tokenizer().decode(story(n_prompt, seed))}], **common}
 
 
 def essence(answer):
@@ -219,3 +233,31 @@ class Connection:
 
     def __exit__(self, *_error) -> None:
         self.close()
+
+
+def first_token_seconds(server: Server) -> float:
+    """From asking to the first token of a short prompt."""
+    begin = time.monotonic()
+    with Connection(server, "/generate", body_of("/generate", 120, 1, seed=60, stream=True)) as connection:
+        next(connection.events())
+        return connection.times[0] - begin
+
+
+def n_queued(server: Server) -> int:
+    """Requests that SGLang holds in its queue and that hold nothing yet."""
+    status, answer = server.get("/v1/loads")
+    assert status == 200, answer
+    return answer["loads"][0]["num_waiting_reqs"]
+
+
+def probe(server: Server) -> list[int]:
+    """Tokens of a prompt that is long enough to be sealed and to need a window."""
+    return server.generate(story(340, seed=62), 4)["output_ids"]
+
+
+def assert_unharmed(server: Server, expected: list[int]) -> None:
+    """It lives, holds nothing in any tier, and answers the `probe` as before."""
+    server.wait_idle()
+    assert probe(server) == expected
+    server.wait_idle()
+    server.assert_alive()

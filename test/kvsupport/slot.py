@@ -16,6 +16,11 @@ SMALL_ARENA = 1456
 SMALL_PIECE = 256
 SMALL_BUDGET = 288
 SMALL_RUNNING = 8
+SMALL = (
+    *FP32, "--chunked-prefill-size", str(SMALL_PIECE), "--context-length", "8192",
+    "--kvdrive-dram", "90MiB", "--kvdrive-hbm", "64MiB", "--kvdrive-budget", f"{SMALL_BUDGET}tok",
+    "--kvdrive-window", "1", "--kvdrive-dense-below", "0",
+)  # fmt: skip
 
 SERVERS = {
     "stock_fp32": {"kvdrive": False, "flags": (*STOCK, *FP32)},
@@ -32,11 +37,10 @@ SERVERS = {
         "flags": ("--dtype", "bfloat16", *EVERYTHING),
     },
     "kvdrive_small": {
-        "flags": (*FP32, "--chunked-prefill-size", str(SMALL_PIECE), "--context-length", "8192",
-                  "--kvdrive-dram", "90MiB", "--kvdrive-hbm", "64MiB", "--kvdrive-budget", f"{SMALL_BUDGET}tok",
-                  "--kvdrive-window", "1", "--kvdrive-dense-below", "0", "--max-running-requests", str(SMALL_RUNNING),
+        "flags": (*SMALL, "--max-running-requests", str(SMALL_RUNNING),
                   "--schedule-conservativeness", "0.05"),  # admit more than fits to the end, so that it comes to retractions
     },
+    "kvdrive_one": {"flags": (*SMALL, "--max-running-requests", "1")},
 }  # fmt: skip
 """The servers that several test modules share, in the order in which a test run starts them."""
 
