@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 from sglang_kvdrive.config import KVDriveConfig
-from sglang_kvdrive.engine import KVDriveEngine, dense_places
+from sglang_kvdrive.engine import KVDriveEngine
 from sglang_kvdrive.layout import BLOCK_TOKENS, KVLayout, ceil_div
 from transformers import AutoConfig
 
@@ -122,8 +122,7 @@ class Decoder:
 def make_engine(model: Llama, config: KVDriveConfig, max_tokens: int) -> KVDriveEngine:
     layout = model.layout(config.chunk_size)
     config = config.resolve(dense_below=config.dense_below or 0)
-    dense = dense_places(layout, min(config.dense_below, max_tokens)) * layout.n_pairs
-    slots = max(config.slots_of(layout, max_tokens).total, dense)
+    slots = max(config.slots_of(layout, max_tokens).total, config.dense_slots(layout, min(config.dense_below, max_tokens)))
     sizes = {
         "hbm_bytes": slots * layout.slot_bytes,
         "dram_bytes": (ceil_div(max_tokens, BLOCK_TOKENS) + 1) * layout.block_bytes,

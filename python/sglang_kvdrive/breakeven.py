@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 from sglang_kvdrive.config import KVDriveConfig
-from sglang_kvdrive.engine import KVDriveEngine, dense_places
+from sglang_kvdrive.engine import KVDriveEngine
 from sglang_kvdrive.layout import BLOCK_TOKENS, KVLayout
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
@@ -40,7 +40,7 @@ def break_even_tokens(layout: KVLayout, config: KVDriveConfig, context_len: int)
 def _step_seconds(layout: KVLayout, config: KVDriveConfig, n_tokens: int, *, dense_below: int) -> float:
     """Least time of one decode step of one layer."""
     longest = n_tokens + REPEATS + 1
-    places = max(config.slots_of(layout, longest).total, dense_places(layout, longest) * layout.n_pairs)
+    places = max(config.slots_of(layout, longest).total, config.dense_slots(layout, longest))
     sizes = {
         "hbm_bytes": places * layout.slot_bytes,
         "dram_bytes": (longest // BLOCK_TOKENS + 1) * layout.block_bytes,

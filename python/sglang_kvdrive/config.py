@@ -6,7 +6,7 @@ import re
 from dataclasses import asdict, dataclass, field, replace
 
 from sglang_kvdrive.errors import ConfigError
-from sglang_kvdrive.layout import CHUNK_SIZES, KVLayout, ceil_div
+from sglang_kvdrive.layout import BLOCK_TOKENS, CHUNK_SIZES, KVLayout, align_up, ceil_div
 
 AUTO = "auto"
 EVICTIONS = ("lookahead", "lru", "fifo")
@@ -148,6 +148,7 @@ class KVDriveConfig:
         dense_below: sequences whose prompt and generation stay up to this many tokens are served exactly; None = auto.
         hbm_bytes: size of the HBM arena; None = auto.
         dram_bytes: size of the DRAM home; None = auto.
+        in_place: attend chunks where they lie in DRAM; HBM holds the index only (a cpu has no second memory to fill).
 
     Raises:
         ConfigError: with every reason at once.
@@ -168,6 +169,7 @@ class KVDriveConfig:
     dense_below: int | None = None
     hbm_bytes: int | None = None
     dram_bytes: int | None = None
+    in_place: bool = False
 
     def __post_init__(self) -> None:
         reasons = list(self._faults())
@@ -235,11 +237,19 @@ class KVDriveConfig:
         """Index pages of a sequence of `n_tokens`: segments and generated seals are whole pages, only one may be cut short."""
         return ceil_div(self.sealed_end(n_tokens) - self.sink_chunks * self.chunk_size, self.page_tokens)
 
+    def page_slots(self, layout: KVLayout) -> int:
+        """HBM slots that hold the centroids of one index page of one (layer, KV head)."""
+        return ceil_div(self.groups_per_page, layout.vectors_per_slot)
+
     def slots_of(self, layout: KVLayout, n_tokens: int) -> SlotNeed:
         """HBM slots that an indexed sequence of `n_tokens` tokens needs."""
-        page_slots = ceil_div(self.groups_per_page, layout.vectors_per_slot)
-        per_pair = (self.sink_chunks, self.zone_chunks, self.window_chunks(n_tokens), self.n_index_pages(n_tokens) * page_slots)
+        resident = (0, 0, 0) if self.in_place else (self.sink_chunks, self.zone_chunks, self.window_chunks(n_tokens))
+        per_pair = (*resident, self.n_index_pages(n_tokens) * self.page_slots(layout))
         return SlotNeed(*(n * layout.n_pairs for n in per_pair))
+
+    def dense_slots(self, layout: KVLayout, n_tokens: int) -> int:
+        """HBM slots of a sequence that attends everything: all its tokens in whole home blocks, or none in place."""
+        return 0 if self.in_place else align_up(n_tokens, BLOCK_TOKENS) // layout.chunk_size * layout.n_pairs
 
     def attended_at_most(self, n_tokens: int) -> int:
         """Entries that one step attends per (layer, KV head) at `n_tokens`, everything counted."""

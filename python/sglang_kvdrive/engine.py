@@ -12,13 +12,13 @@ import torch
 
 from sglang_kvdrive.config import KVDriveConfig
 from sglang_kvdrive.decode.fetch import Fetcher
-from sglang_kvdrive.decode.schedule import Sequential
+from sglang_kvdrive.decode.schedule import InPlace, Sequential
 from sglang_kvdrive.decode.select import Selector
 from sglang_kvdrive.decode.step import DecodePlan, plan_decode
 from sglang_kvdrive.device import CpuDevice
 from sglang_kvdrive.errors import ConfigError, IntegrityError
 from sglang_kvdrive.index.hierarchy import ChunkIndex
-from sglang_kvdrive.layout import BLOCK_TOKENS, KVLayout, align_up, ceil_div
+from sglang_kvdrive.layout import BLOCK_TOKENS, KVLayout, ceil_div
 from sglang_kvdrive.prefill.ingest import PrefillPlan, plan_prefill, prefill_layer
 from sglang_kvdrive.prefill.seal import Sealer
 from sglang_kvdrive.sequences import SequenceBook
@@ -58,13 +58,18 @@ class KVDriveEngine:
         self.book = SequenceBook(n_sequences, max_tokens)
         n_pages = ceil_div(self.dram.capacity_tokens, config.page_tokens) + n_sequences
         self.index = ChunkIndex(layout, config, n_sequences=n_sequences, max_tokens=max_tokens, n_pages=n_pages)
-        max_places = max(config.sink_chunks + config.zone_chunks, dense_places(layout, config.dense_below))
+        dense_places = config.dense_slots(layout, config.dense_below) // layout.n_pairs
+        max_places = 0 if config.in_place else max(config.sink_chunks + config.zone_chunks, dense_places)
         self.zones = SteadyZones(layout, n_sequences=n_sequences, max_places=max_places, sink_chunks=config.sink_chunks)
-        max_entries = config.window_chunks(max_tokens)
+        max_entries = 0 if config.in_place else config.window_chunks(max_tokens)
         self.windows = Windows(layout, n_sequences=n_sequences, max_entries=max_entries, eviction=config.eviction)
         self.sealer = Sealer(layout, config, self.book, self.index, self.hbm, self.transfer)
         selector = Selector(self.book, self.index, self.hbm, self.transfer)
-        self.schedule = Sequential(self.hbm, self.transfer, selector, Fetcher(self.book, self.windows, selector, self.transfer))
+        if config.in_place:
+            self.schedule = InPlace(self.book, self.transfer, selector)
+        else:
+            fetcher = Fetcher(self.book, self.windows, selector, self.transfer)
+            self.schedule = Sequential(self.hbm, self.transfer, selector, fetcher)
 
     # -- life of a sequence ----------------------------------------------------------------------------------------
 
@@ -157,7 +162,7 @@ class KVDriveEngine:
     def slots_needed(self, seq_id: int, n_tokens: int) -> int:
         """HBM slots that the sequence needs at most to decode its `n_tokens`-th token."""
         if self._stays_dense(seq_id, n_tokens):
-            return dense_places(self.layout, n_tokens) * self.layout.n_pairs
+            return self.config.dense_slots(self.layout, n_tokens)
         return self.config.slots_of(self.layout, n_tokens).total
 
     def slots_held(self, seq_id: int) -> int:
@@ -185,7 +190,7 @@ class KVDriveEngine:
                 ahead = min(n_tokens + self.config.pending_tokens, self.max_tokens)
                 peak = self.slots_needed(seq_id, ahead)
                 if self.book.mode[seq_id] == Mode.DENSE:  # it may take more while it is still dense than when it is sparse
-                    peak = max(peak, dense_places(self.layout, min(ahead, self.config.dense_below)) * self.layout.n_pairs)
+                    peak = max(peak, self.config.dense_slots(self.layout, min(ahead, self.config.dense_below)))
                 total += max(0, peak - self.slots_held(seq_id))
         return total
 
@@ -193,7 +198,7 @@ class KVDriveEngine:
         """HBM slots that a sequence not yet begun will need when its prompt of `n_tokens` is done."""
         n_next = min(n_tokens + 1, self.max_tokens)
         if n_next <= self.config.dense_below:
-            return dense_places(self.layout, n_next) * self.layout.n_pairs
+            return self.config.dense_slots(self.layout, n_next)
         return self.config.slots_of(self.layout, n_next).total
 
     # -- views ---------------------------------------------------------------------------------------------------------
@@ -233,7 +238,8 @@ class KVDriveEngine:
         mode = self.book.mode[seq_ids]
         zone_tokens = self.config.local_tokens + self.config.pending_tokens
         sparse_ready = (mode == Mode.SPARSE) & (n_next - self.book.sealed_end[seq_ids] <= zone_tokens)
-        room = torch.clamp(self.zones.n_places[seq_ids] * self.layout.chunk_size, max=self.config.dense_below)
+        placed = self.config.dense_below if self.config.in_place else self.zones.n_places[seq_ids] * self.layout.chunk_size
+        room = torch.as_tensor(placed).clamp(max=self.config.dense_below)
         return ~(sparse_ready | (mode == Mode.DENSE) & (n_next <= room))
 
     def _prepare(self, seq_id: int) -> None:
@@ -251,10 +257,11 @@ class KVDriveEngine:
             self._widen(seq_id, n_tokens)
 
     def _grow_dense(self, seq_id: int, n_tokens: int, *, place: bool) -> None:
-        held = int(self.zones.n_places[seq_id])
-        missing = dense_places(self.layout, n_tokens) - held
+        if self.config.in_place:
+            return
+        missing = self.config.dense_slots(self.layout, n_tokens) - int(self.zones.n_places[seq_id]) * self.layout.n_pairs
         if missing > 0:
-            self.zones.grow(seq_id, self.hbm.allocate(missing * self.layout.n_pairs, seq_id))
+            self.zones.grow(seq_id, self.hbm.allocate(missing, seq_id))
         if place:
             self._place(seq_id, torch.arange(ceil_div(n_tokens - 1, self.layout.chunk_size)))
 
@@ -263,17 +270,20 @@ class KVDriveEngine:
         self.hbm.release(self.zones.release(seq_id), seq_id)
         self.book.mode[seq_id] = Mode.SPARSE
         self.sealer.seal_prompt(seq_id)
-        chunk_size, sink = self.layout.chunk_size, self.config.sink_chunks
-        n_places = (sink + self.config.zone_chunks) * self.layout.n_pairs
-        self.zones.grow(seq_id, self.hbm.allocate(n_places, seq_id))
-        n_chunks = ceil_div(n_tokens, chunk_size)
-        local = torch.arange(min(int(self.book.sealed_end[seq_id]) // chunk_size, n_chunks), n_chunks)
-        self._place(seq_id, torch.cat([torch.arange(min(sink, n_chunks)), local]))
+        if not self.config.in_place:
+            chunk_size, sink = self.layout.chunk_size, self.config.sink_chunks
+            n_places = (sink + self.config.zone_chunks) * self.layout.n_pairs
+            self.zones.grow(seq_id, self.hbm.allocate(n_places, seq_id))
+            n_chunks = ceil_div(n_tokens, chunk_size)
+            local = torch.arange(min(int(self.book.sealed_end[seq_id]) // chunk_size, n_chunks), n_chunks)
+            self._place(seq_id, torch.cat([torch.arange(min(sink, n_chunks)), local]))
         self._widen(seq_id, n_tokens)
 
     def _widen(self, seq_id: int, n_tokens: int) -> None:
         """Fit budget and window to the tokens stored now. Both only grow."""
         self.book.budget_chunks[seq_id] = self.config.budget_chunks(n_tokens)
+        if self.config.in_place:
+            return
         wanted = int(self.config.window_multiple * self.config.budget_chunks(n_tokens))
         missing = min(wanted, int(self.index.n_chunks[seq_id])) - int(self.windows.n_entries[seq_id])
         if missing > 0:
@@ -304,11 +314,6 @@ class KVDriveEngine:
         stats.stored_entries += int(stored.sum()) * pairs
 
 
-def dense_places(layout: KVLayout, n_tokens: int) -> int:
-    """Zone places of a sequence that keeps everything in HBM, in whole blocks of 64 tokens."""
-    return align_up(n_tokens, BLOCK_TOKENS) // layout.chunk_size
-
-
 def check_fits(layout: KVLayout, config: KVDriveConfig, max_tokens: int) -> None:
     """Refuse sizes that cannot serve one sequence of `max_tokens`.
 
@@ -317,7 +322,7 @@ def check_fits(layout: KVLayout, config: KVDriveConfig, max_tokens: int) -> None
     """
     reasons = []
     needed = config.slots_of(layout, max_tokens).total * layout.slot_bytes
-    dense = dense_places(layout, min(config.dense_below, max_tokens)) * layout.n_pairs * layout.slot_bytes
+    dense = config.dense_slots(layout, min(config.dense_below, max_tokens)) * layout.slot_bytes
     if config.hbm_bytes < needed:
         reasons.append(
             f"--kvdrive-hbm is {config.hbm_bytes} bytes, one sequence of {max_tokens} tokens needs {needed} bytes: "

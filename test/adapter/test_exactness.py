@@ -1,5 +1,6 @@
 """With a budget of everything, in fp32, greedy: the token ids of stock SGLang, whatever the prompt's length, the prefill
-pieces and the neighbours in the batch. Nothing is dense here: all goes through index, selection, window and arena."""
+pieces and the neighbours in the batch. Nothing is dense here: all goes through index and selection, and through window and
+arena; with pieces of 2048 there is no arena, and chunks are attended where they lie."""
 
 from __future__ import annotations
 
@@ -52,16 +53,10 @@ def check(server, piece: int, stock) -> None:
     assert grown["prefill_tokens"] == sum(ALONE[piece]) + sum(MIXED), "each token is prefilled once"
     assert grown["attended_entries"] == grown["stored_entries"] > 0
     assert grown["dense_tokens"] == 0
-    for evidence in (
-        "sparse_tokens",
-        "seals",
-        "hits",
-        "misses",
-        "bytes_fetched",
-        "bytes_placed",
-        "bytes_appended",
-        "bytes_streamed",
-    ):
+    for evidence in ("sparse_tokens", "seals", "selected_chunks", "bytes_streamed"):
         assert grown[evidence] > 0, evidence
+    assert before["config"]["in_place"] == (piece == 2048)
+    for evidence in ("hits", "misses", "bytes_fetched", "bytes_placed", "bytes_appended"):
+        assert (grown[evidence] == 0) == (piece == 2048), evidence
     server.wait_idle()
     server.assert_alive()

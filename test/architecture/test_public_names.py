@@ -33,6 +33,7 @@ def test_a_config_has_these_settings():
     assert {f.name for f in dataclasses.fields(KVDriveConfig)} == {
         "preset", "budget", "chunk_size", "sink_tokens", "local_tokens", "pending_tokens", "segment_tokens", "tokens_per_group",
         "groups_per_page", "kmeans_iterations", "window_multiple", "eviction", "dense_below", "hbm_bytes", "dram_bytes",
+        "in_place",
     }  # fmt: skip
 
 

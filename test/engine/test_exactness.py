@@ -8,7 +8,7 @@ PROMPTS = (1, 2, 3, 4, 5, 63, 64, 65, 68, 69, 255, 257, 1000, 3000)
 STEPS = 24
 LAYOUT = make_layout(layers=2, kv_heads=2, q_per_kv=2, head_dim=16)
 SCALE = LAYOUT.head_dim**-0.5
-PATHS = pytest.mark.parametrize("path", ["sparse", "dense"])
+PATHS = pytest.mark.parametrize("path", ["sparse", "dense", "sparse in place", "dense in place"])
 CHUNK_SIZES = pytest.mark.parametrize("chunk_size", [1, 2, 4, 8])
 
 
@@ -22,7 +22,9 @@ def sequences():
 def make_driver(path, chunk_size, n_sequences, max_tokens) -> Driver:
     """Seals are small (16 tokens), so that every decoding sequence passes one within its steps."""
     layout = make_layout(layers=2, kv_heads=2, q_per_kv=2, head_dim=16, chunk_size=chunk_size)
-    config = make_config(layout, groups_per_page=1, segment_tokens=1024, dense_below=max_tokens if path == "dense" else 0)
+    config = make_config(
+        layout, groups_per_page=1, segment_tokens=1024, dense_below=max_tokens if "dense" in path else 0, in_place="place" in path
+    )
     return Driver(make_engine(layout, config, max_tokens=max_tokens, n_sequences=n_sequences))
 
 
@@ -30,7 +32,11 @@ def assert_evidence(driver, path, n_longest):
     """The path that was meant is the path that was taken, and nothing was left out."""
     stats = driver.engine.stats
     assert stats.attended_entries == stats.stored_entries > 0
-    if path == "dense":
+    if "place" in path:
+        assert (stats.hits, stats.misses, stats.bytes_fetched, stats.bytes_placed, stats.bytes_appended) == (0, 0, 0, 0, 0)
+        assert stats.selected_chunks > 0 or "dense" in path or n_longest <= 68 + 1
+        assert (stats.dense_tokens > 0) == ("dense" in path) == (stats.sparse_tokens == 0)
+    elif path == "dense":
         assert (stats.sparse_tokens, stats.seals, stats.hits + stats.misses) == (0, 0, 0)
         assert stats.dense_tokens > 0
         assert stats.bytes_placed > 0

@@ -21,9 +21,10 @@ def tokens():
     return drawn
 
 
-def run(tokens, *, window=2, eviction="lookahead", spare_slots=0, dirty=False) -> torch.Tensor:
+def run(tokens, *, window=2, eviction="lookahead", spare_slots=0, dirty=False, in_place=False) -> torch.Tensor:
     """6.25% of 1,500 tokens and more than four seals of generated tokens (32 each)."""
-    config = make_config(LAYOUT, budget="6.25%", groups_per_page=2, segment_tokens=512, window_multiple=window, eviction=eviction)
+    settings = {"window_multiple": window, "eviction": eviction, "in_place": in_place}
+    config = make_config(LAYOUT, budget="6.25%", groups_per_page=2, segment_tokens=512, **settings)
     slots = minimum_slots(LAYOUT, config, MAX_TOKENS) + spare_slots
     driver = Driver(make_engine(LAYOUT, config, max_tokens=MAX_TOKENS, n_sequences=2, slots=slots))
     if dirty:  # other slots in another order, and stale bytes in all of them
@@ -37,7 +38,9 @@ def run(tokens, *, window=2, eviction="lookahead", spare_slots=0, dirty=False) -
     out = driver.steps([0], STEPS)
     did = {name: value - before[name] for name, value in driver.engine.stats.as_dict().items()}
     assert did["seals"] == 3 + 5
-    assert min(did["hits"], did["misses"], did["evictions"], did["bytes_fetched"]) > 0
+    moves = (did["hits"], did["misses"], did["evictions"], did["bytes_fetched"])
+    assert max(moves) == 0 if in_place else min(moves) > 0
+    assert did["selected_chunks"] > 0
     assert did["bytes_fetched"] == did["misses"] * LAYOUT.slot_bytes
     assert did["attended_entries"] < 0.3 * did["stored_entries"]
     driver.engine.check_integrity()
@@ -57,6 +60,10 @@ def test_windows_and_eviction_do_not_change_a_bit(tokens, reference, window, evi
 @pytest.mark.parametrize("spare_slots", [1, 5000])
 def test_the_size_of_hbm_does_not_change_a_bit(tokens, reference, spare_slots):
     assert torch.equal(run(tokens, spare_slots=spare_slots), reference)
+
+
+def test_attending_in_place_does_not_change_a_bit(tokens, reference):
+    assert torch.equal(run(tokens, in_place=True), reference)
 
 
 def test_what_lay_in_the_slots_before_does_not_change_a_bit(tokens, reference):

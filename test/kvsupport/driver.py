@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from sglang_kvdrive.config import Budget, KVDriveConfig
-from sglang_kvdrive.engine import KVDriveEngine, dense_places
+from sglang_kvdrive.engine import KVDriveEngine
 from sglang_kvdrive.layout import KVLayout, ceil_div
 
 from kvsupport.full_attention import full_attention
@@ -38,7 +38,7 @@ def make_config(
 
 def minimum_slots(layout: KVLayout, config: KVDriveConfig, max_tokens: int) -> int:
     """Slots that one sequence of `max_tokens` needs, whichever way it is served."""
-    dense = dense_places(layout, min(config.dense_below, max_tokens)) * layout.n_pairs
+    dense = config.dense_slots(layout, min(config.dense_below, max_tokens))
     return max(config.slots_of(layout, max_tokens).total, dense)
 
 

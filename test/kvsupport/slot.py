@@ -8,6 +8,8 @@ from pathlib import Path
 from kvsupport.server import STOCK, Server
 
 EVERYTHING = ("--kvdrive-budget", "100%", "--kvdrive-dense-below", "0")
+ARENA = ("--kvdrive-hbm", "2GiB")
+"""Without a size there is no arena on the cpu, and chunks are attended where they lie."""
 FP32 = ("--dtype", "float32")
 SMALL_CAPACITY = 2048
 """Tokens that the small server holds in all its tiers: 90 MiB of fp32 KV."""
@@ -26,15 +28,15 @@ SERVERS = {
     "stock_fp32": {"kvdrive": False, "flags": (*STOCK, *FP32)},
     # The budget is everything and nothing is dense: answers equal stock through index, selection and window.
     "kvdrive_fp32": {
-        "flags": (*FP32, *EVERYTHING, "--chunked-prefill-size", "320", "--enable-metrics"),
+        "flags": (*FP32, *EVERYTHING, *ARENA, "--chunked-prefill-size", "320", "--enable-metrics"),
     },
-    # The same with other prefill pieces.
-    "kvdrive_fp32_64": {"flags": (*FP32, *EVERYTHING, "--chunked-prefill-size", "64")},
+    # The same with other prefill pieces, and once without an arena.
+    "kvdrive_fp32_64": {"flags": (*FP32, *EVERYTHING, *ARENA, "--chunked-prefill-size", "64")},
     "kvdrive_fp32_2048": {"flags": (*FP32, *EVERYTHING, "--chunked-prefill-size", "2048")},
     "stock_bf16": {"kvdrive": False, "flags": (*STOCK, "--dtype", "bfloat16")},
     "kvdrive_bf16": {
         "command": (str(Path(sys.executable).with_name("sglang")), "serve"),
-        "flags": ("--dtype", "bfloat16", *EVERYTHING),
+        "flags": ("--dtype", "bfloat16", *EVERYTHING, *ARENA),
     },
     "kvdrive_small": {
         "flags": (*SMALL, "--max-running-requests", str(SMALL_RUNNING),

@@ -13,7 +13,7 @@ from sglang_kvdrive.adapter.cache import SequenceEvents
 from sglang_kvdrive.adapter.notice import changes_of, startup_block
 from sglang_kvdrive.adapter.report import Reporter
 from sglang_kvdrive.adapter.selfcheck import assert_hooked
-from sglang_kvdrive.adapter.sizing import longest_request, resolve_memory
+from sglang_kvdrive.adapter.sizing import in_place_if_auto, longest_request, resolve_memory
 from sglang_kvdrive.breakeven import break_even_tokens
 from sglang_kvdrive.config import KVDriveConfig
 from sglang_kvdrive.engine import KVDriveEngine
@@ -49,7 +49,7 @@ def plan_memory(pool) -> MemoryPlan:
     from sglang.srt.runtime_context import get_memory, get_schedule, get_server_args
 
     model = model_config_of(get_server_args())
-    config = config_from_server_args(get_memory())
+    config = in_place_if_auto(config_from_server_args(get_memory()))
     layout = KVLayout(
         pool.layer_num, model.num_attention_heads, pool.head_num, pool.head_dim, pool.store_dtype, config.chunk_size
     )

@@ -54,7 +54,10 @@ def startup_block(
 def _facts(config: KVDriveConfig, context_len: int, capacity_tokens: int, token_bytes: int):
     hbm = "auto" if config.hbm_bytes is None else format_bytes(config.hbm_bytes)
     dram = "auto" if config.dram_bytes is None else format_bytes(config.dram_bytes)
-    yield "HBM", f"{hbm}: sinks, recent tokens, index and windows x{config.window_multiple:g}, eviction {config.eviction}"
+    if config.in_place:
+        yield "HBM", f"none beside DRAM on this device: chunks are attended where they lie; the index takes {hbm}"
+    else:
+        yield "HBM", f"{hbm}: sinks, recent tokens, index and windows x{config.window_multiple:g}, eviction {config.eviction}"
     yield "DRAM", f"{dram}: {capacity_tokens:,} tokens of {format_bytes(token_bytes)}"
     budget = min(config.budget_chunks(context_len) * config.chunk_size, context_len)
     yield (

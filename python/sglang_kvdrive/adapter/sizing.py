@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from sglang_kvdrive.config import KVDriveConfig, format_bytes
-from sglang_kvdrive.engine import check_fits, dense_places
+from sglang_kvdrive.engine import check_fits
 from sglang_kvdrive.errors import ConfigError
 from sglang_kvdrive.layout import BLOCK_TOKENS, KVLayout, ceil_div
 
 DRAM_SHARE = 0.5
 """Part of the free memory that `--kvdrive-dram auto` takes: the model's activations and other programs need the rest."""
-HBM_SHARE = 0.1
-"""The same for `--kvdrive-hbm auto` on the cpu, where the arena is RAM too."""
 HEADROOM_BYTES = 512 << 20
 """What must stay free beside the tiers, whoever chose their sizes."""
 
@@ -35,11 +33,7 @@ def resolve_memory(
         dram = min(useful, int(available_bytes * DRAM_SHARE))
     dram = dram // layout.block_bytes * layout.block_bytes
     longest = longest_request(layout, dram, context_len)
-    one = config.slots_of(layout, longest).total * layout.slot_bytes
-    hbm = config.hbm_bytes
-    if hbm is None:
-        wanted = max_requests * max(one, dense_bytes(layout, min(break_even_tokens, longest)))
-        hbm = max(one, min(wanted, int(available_bytes * HBM_SHARE)) // layout.slot_bytes * layout.slot_bytes)
+    hbm = _index_bytes(config, layout, dram, max_requests) if config.in_place else config.hbm_bytes
     config = config.resolve(
         dram_bytes=dram, hbm_bytes=hbm, dense_below=_dense_below(config, layout, hbm, longest, break_even_tokens)
     )
@@ -63,8 +57,16 @@ def longest_request(layout: KVLayout, dram_bytes: int, context_len: int) -> int:
     return max(1, min(context_len, dram_bytes // layout.block_bytes * BLOCK_TOKENS))
 
 
-def dense_bytes(layout: KVLayout, n_tokens: int) -> int:
-    return dense_places(layout, n_tokens) * layout.n_pairs * layout.slot_bytes
+def in_place_if_auto(config: KVDriveConfig) -> KVDriveConfig:
+    """On the cpu there is no second memory to fill: without a size for the arena, chunks are attended where they lie."""
+    return config.resolve(in_place=config.hbm_bytes is None)
+
+
+def _index_bytes(config: KVDriveConfig, layout: KVLayout, dram: int, max_requests: int) -> int:
+    """The index of everything that DRAM can hold, when nothing else is kept beside it."""
+    capacity = dram // layout.block_bytes * BLOCK_TOKENS
+    n_pages = ceil_div(capacity, config.page_tokens) + max_requests
+    return n_pages * config.page_slots(layout) * layout.n_pairs * layout.slot_bytes
 
 
 def _dense_below(config: KVDriveConfig, layout: KVLayout, hbm: int, longest: int, break_even_tokens: int) -> int:
@@ -72,5 +74,7 @@ def _dense_below(config: KVDriveConfig, layout: KVLayout, hbm: int, longest: int
     if config.dense_below is not None:
         return min(config.dense_below, longest)
     attended_anyway = config.budget.budget_entries(0) + config.sink_chunks * layout.chunk_size + config.local_tokens
+    if config.in_place:
+        return min(max(break_even_tokens, attended_anyway), longest)
     held = hbm // (layout.n_pairs * layout.slot_bytes) * layout.chunk_size // BLOCK_TOKENS * BLOCK_TOKENS
     return min(max(break_even_tokens, attended_anyway), held, longest)

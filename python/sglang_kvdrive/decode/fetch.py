@@ -25,7 +25,7 @@ class Fetcher:
         stats.hits += int(lookup.n_hits.sum())
         stats.misses += int(lookup.n_misses.sum())
         stats.evictions += int(lookup.n_evictions.sum())
-        stats.selected_chunks += int(part.n_wanted.sum()) * self.transfer.layout.n_kv_heads
+        stats.selected_chunks += part.n_selected
         return lookup
 
     def fetch(self, layer: int, part: Part, selection: Selection, lookup: Lookup) -> None:

@@ -19,22 +19,40 @@ class Part:
     """Sequences of a batch that take the same path (with or without selection).
 
     Attributes:
-        at: `[b]` int64, places in the batch.
-        seq_ids: `[b]` int64.
-        sink_slots: `[L, b, H_kv, n_sink]`, zone_slots: `[L, b, H_kv, n_zone]` int32.
-        sink_valid: `[b, n_sink]`, zone_valid: `[b, n_zone]` int64, tokens that count in each steady chunk.
+        at: `[b]` int64, places in the batch; whole: they are the batch.
+        seq_ids, n_tokens: `[b]` int64, tokens with the new one.
+        n_sink: `[b]` int64, sink chunks that exist; zone_begin: `[b]` int64, first chunk of the zone at the end.
         n_wanted: `[b]` int64, chunks to select, or None if this part selects nothing.
+        n_selected: chunks that the whole part selects in a layer, over the heads.
         shape: K, chunks to select at most, and N_g, groups of the longest index, or None.
+        steady: slots of sink and zone, or None where chunks are attended in place.
     """
 
     at: torch.Tensor
+    whole: bool
     seq_ids: torch.Tensor
+    n_tokens: torch.Tensor
+    n_sink: torch.Tensor
+    zone_begin: torch.Tensor
+    n_wanted: torch.Tensor | None
+    n_selected: int
+    shape: tuple[int, int] | None
+    steady: SteadySlots | None
+
+
+@dataclass(frozen=True)
+class SteadySlots:
+    """Where the steady chunks of a part lie in HBM.
+
+    Attributes:
+        sink_slots: `[L, b, H_kv, n_sink]`, zone_slots: `[L, b, H_kv, n_zone]` int32.
+        sink_valid: `[b, n_sink]`, zone_valid: `[b, n_zone]` int64, tokens that count in each steady chunk.
+    """
+
     sink_slots: torch.Tensor
     zone_slots: torch.Tensor
     sink_valid: torch.Tensor
     zone_valid: torch.Tensor
-    n_wanted: torch.Tensor | None = None
-    shape: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -44,7 +62,7 @@ class DecodePlan:
     Attributes:
         seq_ids: `[B]` int64.
         rows: `[B, H_kv]` int64, home of the new token's chunk at layer 0 (`Transfer.home_places`).
-        slots: `[L, B, H_kv]` int64, steady slot of that chunk.
+        slots: `[L, B, H_kv]` int64, steady slot of that chunk, or None where chunks are attended in place.
         inside: `[B]` int64, place of the new token in its chunk.
         parts: disjoint parts that together are the batch.
         attended: `[B]` int64, tokens that each (layer, KV head) of a sequence attends in this step.
@@ -52,7 +70,7 @@ class DecodePlan:
 
     seq_ids: torch.Tensor
     rows: torch.Tensor
-    slots: torch.Tensor
+    slots: torch.Tensor | None
     inside: torch.Tensor
     parts: tuple[Part, ...]
     attended: torch.Tensor
@@ -68,41 +86,49 @@ def plan_decode(
     seq_ids: torch.Tensor,
 ) -> DecodePlan:
     """Plan the step whose new token is already counted in `book.n_tokens` and has its places."""
-    last = book.n_tokens[seq_ids] - 1
-    chunk = last // layout.chunk_size
-    slots = zones.slots_at(seq_ids, chunk.unsqueeze(1)).squeeze(-1).long()
-    n_wanted = torch.minimum(book.budget_chunks[seq_ids], index.n_chunks[seq_ids])
-    parts = []
-    attended = torch.zeros_like(last)
-    for selects in (False, True):
-        at = ((n_wanted > 0) == selects).nonzero().flatten()
-        if at.numel():
-            part = _plan_part(layout, config, book, zones, index, at, seq_ids[at], n_wanted[at] if selects else None)
-            attended[at] = part.sink_valid.sum(1) + part.zone_valid.sum(1)
-            if selects:
-                attended[at] += n_wanted[at] * layout.chunk_size
-            parts.append(part)
-    rows, inside = transfer.home_places(book.blocks[seq_ids, last // BLOCK_TOKENS], last % BLOCK_TOKENS)
-    return DecodePlan(seq_ids, rows, slots.contiguous(), inside, tuple(parts), attended)
-
-
-def _plan_part(layout, config, book, zones, index, at, seq_ids, n_wanted) -> Part:
     n_tokens = book.n_tokens[seq_ids]
-    sink = torch.arange(config.sink_chunks).expand(at.numel(), -1)
+    last = n_tokens - 1
+    slots = None
+    if not config.in_place:
+        slots = zones.slots_at(seq_ids, (last // layout.chunk_size).unsqueeze(1)).squeeze(-1).long().contiguous()
     # What follows the sink and is not indexed: from the end of the sealed region (of the sink, if none) to the newest token.
-    first = book.sealed_end[seq_ids].clamp_min(config.sink_chunks * layout.chunk_size) // layout.chunk_size
-    stop = (n_tokens + layout.chunk_size - 1) // layout.chunk_size
-    zone = first.unsqueeze(1) + torch.arange(int((stop - first).max().clamp_min(0)))
-    shape = None if n_wanted is None else (int(n_wanted.max()), int(index.n_pages[seq_ids].max()) * config.groups_per_page)
-    return Part(
-        at,
-        seq_ids,
+    sink_tokens = config.sink_chunks * layout.chunk_size
+    zone_begin = book.sealed_end[seq_ids].clamp_min(sink_tokens) // layout.chunk_size
+    n_wanted = torch.minimum(book.budget_chunks[seq_ids], index.n_chunks[seq_ids])
+    steady = n_tokens.clamp_max(sink_tokens) + (n_tokens - zone_begin * layout.chunk_size).clamp_min(0)
+    selecting = n_wanted > 0
+    n_selecting = int(selecting.sum())
+    parts = []
+    for selects, count in ((False, seq_ids.numel() - n_selecting), (True, n_selecting)):
+        if count:
+            whole = count == seq_ids.numel()
+            at = torch.arange(count) if whole else (selecting == selects).nonzero().flatten()
+            wanted = n_wanted[at] if selects else None
+            parts.append(_plan_part(layout, config, zones, index, at, whole, seq_ids[at], n_tokens[at], zone_begin[at], wanted))
+    rows, inside = transfer.home_places(book.blocks[seq_ids, last // BLOCK_TOKENS], last % BLOCK_TOKENS)
+    attended = steady + n_wanted * layout.chunk_size
+    return DecodePlan(seq_ids, rows, slots, inside, tuple(parts), attended)
+
+
+def _plan_part(layout, config, zones, index, at, whole, seq_ids, n_tokens, zone_begin, n_wanted) -> Part:
+    n_chunks = (n_tokens + layout.chunk_size - 1) // layout.chunk_size
+    n_sink = n_chunks.clamp_max(config.sink_chunks)
+    n_selected, shape = 0, None
+    if n_wanted is not None:
+        n_selected = int(n_wanted.sum()) * layout.n_kv_heads
+        shape = (int(n_wanted.max()), int(index.n_pages[seq_ids].max()) * config.groups_per_page)
+    steady = None if config.in_place else _steady_slots(layout, config, zones, seq_ids, n_tokens, zone_begin, n_chunks)
+    return Part(at, whole, seq_ids, n_tokens, n_sink, zone_begin, n_wanted, n_selected, shape, steady)
+
+
+def _steady_slots(layout, config, zones, seq_ids, n_tokens, zone_begin, n_chunks) -> SteadySlots:
+    sink = torch.arange(config.sink_chunks).expand(seq_ids.numel(), -1)
+    zone = zone_begin.unsqueeze(1) + torch.arange(int((n_chunks - zone_begin).max().clamp_min(0)))
+    return SteadySlots(
         zones.slots_at(seq_ids, sink),
         zones.slots_at(seq_ids, zone),
         _valid_tokens(layout, n_tokens, sink),
         _valid_tokens(layout, n_tokens, zone),
-        n_wanted,
-        shape,
     )
 
 
