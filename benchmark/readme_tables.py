@@ -53,18 +53,19 @@ def steps() -> str:
         return ""
     last = {(row["tokens"], row["manager"]): row for row in found}
     first = found[-1]
-    lines = ["| tokens | stock step | kvdrive step | ratio | stock first token | kvdrive first token | fetched per step |",
+    lines = ["| tokens | stock step | kvdrive step | ratio | stock first token | kvdrive first token | attended |",
              "|---|---|---|---|---|---|---|"]  # fmt: skip
     for tokens in sorted({row["tokens"] for row in found}):
         stock, ours = last[tokens, "stock"], last[tokens, "kvdrive"]
         first_s = stock["first_token_ms"] / 1e3, ours["first_token_ms"] / 1e3
         lines.append(
             f"| {tokens:,} | {stock['step_ms']:.0f} ms | {ours['step_ms']:.0f} ms | {stock['step_ms'] / ours['step_ms']:.2f} | "
-            f"{first_s[0]:.1f} s | {first_s[1]:.1f} s | {ours['bytes_fetched'] / 1e6:.2f} MB |"
+            f"{first_s[0]:.1f} s | {first_s[1]:.1f} s | {100 * ours['attended_share']:.0f}% |"
         )
     head = (
         f"One request through the server, beside stock SGLang `torch_native`, interleaved in one run ({first['cpu']}, two cores, "
-        f"SmolLM2-135M float32, `{' '.join(first['flags'])}`; `benchmark/system/bench_step.py`).\n\n"
+        f"SmolLM2-135M {first['dtype']}, defaults{' with `' + first['flags'] + '`' if first['flags'] else ''}; "
+        "`benchmark/system/bench_step.py`).\n\n"
     )
     return head + "\n".join(lines)
 

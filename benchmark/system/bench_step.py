@@ -1,6 +1,6 @@
 """Time of one decode step through the server, beside stock SGLang (`torch_native`), in one interleaved run.
 
-    python -m benchmark.system.bench_step [--tokens 512 2048 4096] [--repeats 3]
+    python -m benchmark.system.bench_step [--tokens 128 2048 4096 7500] [--repeats 3] [--dtype float32] [--flags=...]
 
 The gap between streamed tokens of one request. The server that is not being asked is stopped (SIGSTOP), because an idle
 scheduler burns a core. Bytes are counted by the engine, not inferred.
@@ -44,15 +44,16 @@ def step_ms(server: Server, ids: list[int]) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[512, 2048, 4096])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[128, 2048, 4096, 7500])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--flags", nargs="*", default=["--kvdrive-dense-below", "0", "--kvdrive-hbm", "96MiB"])
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--flags", default="", help="further flags of the kvdrive server, in one string")
     arguments = parser.parse_args()
     model, folder = ensure_smollm2(), Path(tempfile.mkdtemp())
-    common = ("--dtype", "float32", "--chunked-prefill-size", "2048")
+    common = ("--dtype", arguments.dtype, "--chunked-prefill-size", "2048")
     with (
         Server(model, (*STOCK, *common), log=folder / "stock.log", kvdrive=False) as stock,
-        Server(model, (*common, *arguments.flags), log=folder / "kvdrive.log") as ours,
+        Server(model, (*common, *arguments.flags.split()), log=folder / "kvdrive.log") as ours,
     ):
         servers = {"stock": stock, "kvdrive": ours}
         for server in servers.values():
@@ -68,10 +69,11 @@ def main() -> None:
                     pause(server, signal.SIGSTOP)
                     if counted:
                         bytes_per_step = {k: counted[k] // counted["decode_steps"] for k in ("bytes_fetched", "bytes_appended")}
+                        attended = counted["attended_entries"] / counted["stored_entries"]
             step = {name: statistics.median(m[0] for m in found) for name, found in measured.items()}
             first = {name: statistics.median(m[1] for m in found) for name, found in measured.items()}
             for name in servers:
-                extra = bytes_per_step if name == "kvdrive" else {}
+                extra = {**bytes_per_step, "attended_share": attended} if name == "kvdrive" else {}
                 record(
                     "step",
                     manager=name,
@@ -79,6 +81,7 @@ def main() -> None:
                     step_ms=step[name],
                     first_token_ms=first[name],
                     flags=arguments.flags,
+                    dtype=arguments.dtype,
                     **extra,
                 )
             ratio = step["stock"] / step["kvdrive"]
