@@ -180,7 +180,7 @@ def test_metrics_are_those_the_readme_lists(server):
 def test_server_info_shows_every_flag_and_our_state(server):
     server.generate(QUESTION, 4)
     info = server.get("/server_info")[1]
-    given = {"kv_manager": "kvdrive", "kvdrive_budget": "100%", "kvdrive_dense_below": "0", "kvdrive_hbm": "auto"}
+    given = {"kv_manager": "kvdrive", "kvdrive_budget": "100%", "kvdrive_dense_below": "0", "kvdrive_hbm": "2GiB"}
     assert {name: info[name] for name in given} == given
     for name in (
         "dram",
