@@ -61,7 +61,7 @@ def library():
     if wanted == "torch":
         return None
     try:
-        path = build(best_level() if wanted in ("auto", "native") else wanted)
+        path = build(_level(wanted))
     except BuildError as error:
         if wanted != "auto":
             raise
@@ -70,6 +70,15 @@ def library():
     from tvm_ffi import load_module
 
     return load_module(str(path))
+
+
+def in_use() -> str:
+    """The instruction set of the loaded kernels, or `torch`."""
+    return "torch" if library() is None else _level(chosen())
+
+
+def _level(wanted: str) -> str:
+    return best_level() if wanted in ("auto", "native") else wanted
 
 
 def cpu_flags() -> frozenset[str]:

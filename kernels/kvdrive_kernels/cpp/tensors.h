@@ -50,12 +50,24 @@ inline void by_type(TensorView t, const char* name, F f) {
 
 template <typename T>
 inline void read_row(const T* from, int n, float scale, float* to) {
-  for (int i = 0; i < n; i++) to[i] = to_float(from[i]) * scale;
+  int i = 0;
+  for (; i + W <= n; i += W) store(to + i, load(from + i) * scale);
+  for (; i < n; i++) to[i] = to_float(from[i]) * scale;
 }
 
 template <typename T>
 inline void write_row(const float* from, int n, float scale, T* to) {
-  for (int i = 0; i < n; i++) write(to + i, from[i] * scale);
+  int i = 0;
+  for (; i + W <= n; i += W) store(to + i, load(from + i) * scale);
+  for (; i < n; i++) write(to + i, from[i] * scale);
+}
+
+// x as T would hold it.
+template <typename T>
+inline vfloat rounded(vfloat x) {
+  T held[W];
+  store(held, x);
+  return load(held);
 }
 
 // Memory of one thread that is kept from call to call.

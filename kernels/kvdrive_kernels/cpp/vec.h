@@ -116,6 +116,23 @@ inline void write(half* p, float x) {
 #endif
 }
 
+inline void store(bfloat* p, vfloat v) {
+  const vuint bits = (vuint)v;
+  const vuint rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const vhalf out = __builtin_convertvector(v == v ? rounded : (bits >> 16 | 0x40), vhalf);
+  std::memcpy(p, &out, sizeof out);
+}
+
+inline void store(half* p, vfloat v) {
+#if defined(__F16C__) && KVDRIVE_VECTOR_BYTES == 32
+  _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph((__m256)v, 0));
+#elif defined(__AVX512F__) && KVDRIVE_VECTOR_BYTES == 64
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph((__m512)v, 0));
+#else
+  for (int i = 0; i < W; i++) write(p + i, v[i]);
+#endif
+}
+
 inline vfloat vmax(vfloat a, vfloat b) { return a > b ? a : b; }
 
 inline float sum(vfloat v) {

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 
+from sglang_kvdrive.adapter import cpu_layers
 from sglang_kvdrive.adapter.args import config_from_server_args
 from sglang_kvdrive.adapter.cache import SequenceEvents
 from sglang_kvdrive.adapter.notice import changes_of, startup_block
@@ -89,6 +90,7 @@ def create_backend(runner) -> KVDriveBackend:
         context_len=plan.context_len,
         capacity_tokens=plan.capacity_tokens,
         token_bytes=plan.layout.token_bytes,
+        kernels=cpu_layers.install() if runner.device == "cpu" else None,
     )
     logger.info("%s", block)
     return KVDriveBackend(runner, engine)

@@ -32,6 +32,7 @@ def startup_block(
     context_len: int,
     capacity_tokens: int,
     token_bytes: int,
+    kernels: str | None = None,
 ) -> str:
     """The block as one string of several lines.
 
@@ -42,9 +43,12 @@ def startup_block(
         context_len: longest request in tokens.
         capacity_tokens: tokens that all home tiers together hold.
         token_bytes: K and V of one token over all layers and heads.
+        kernels: what computes on the cpu, in words.
     """
     lines = [f"kvdrive serves the KV cache on {device}:"]
     lines += [f"  {name:<10} {text}" for name, text in _facts(config, context_len, capacity_tokens, token_bytes)]
+    if kernels:
+        lines.append(f"  {'kernels':<10} {kernels}")
     lines.append("kvdrive changed these SGLang settings:" if changes else "kvdrive changed no SGLang setting.")
     width = max((len(change.setting) for change in changes), default=0)
     lines += [f"  {c.setting:<{width}}  {_show(c.before)} -> {_show(c.after)}: {c.price}" for c in changes]
