@@ -1,0 +1,55 @@
+"""Runners that take turns: the same batch, one after the other, several times, so that a slow minute hits all of them."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+from benchmark.common.runner import KVDRIVE, STOCK, Runner
+
+WHOLE = ("--kvdrive-dense-below", str(1 << 30))
+"""Attends everything through the same kernels: what is gained beyond it is sparsity's."""
+
+
+def open_runners(model: Path, names: list[str], *, dtype: str, capacity: int, env: dict[str, str]) -> dict[str, Runner]:
+    """Runners by name: `stock`, `kvdrive` (defaults), `dense` (kvdrive attending everything).
+
+    Args:
+        capacity: tokens that each must hold.
+        env: environment of all of them.
+    """
+    flags = {"stock": STOCK, "kvdrive": KVDRIVE, "dense": (*KVDRIVE, *WHOLE)}
+    return {name: Runner(model, flags[name], dtype=dtype, capacity=capacity, env=env) for name in names}
+
+
+def decode_in_turns(runners: dict[str, Runner], kit: Path, lengths: list[int], *, rounds: int, steps: int) -> dict[str, dict]:
+    """Median step time of each runner on the same batch, fed with the same tokens.
+
+    Returns:
+        by name: `ms` median, `p20`, `p80`, and `argmax` `[steps][B]` of the first round.
+    """
+    times: dict[str, list[float]] = {name: [] for name in runners}
+    first = {}
+    for runner in runners.values():
+        runner.call("start", str(kit), lengths, rounds * steps + 4)
+        runner.call("decode", 3)  # indexes are built, memory is touched
+    for _ in range(rounds):
+        for name, runner in runners.items():
+            done = runner.call("decode", steps)
+            times[name] += done["ms"]
+            first.setdefault(name, done["argmax"])
+    for runner in runners.values():
+        runner.call("drop")
+    return {name: {**spread(found), "argmax": first[name]} for name, found in times.items()}
+
+
+def spread(ms: list[float]) -> dict[str, float]:
+    """Median, 20th and 80th percentile."""
+    quantiles = statistics.quantiles(ms, n=10)
+    return {"ms": statistics.median(ms), "p20": quantiles[1], "p80": quantiles[7]}
+
+
+def agreement(one: list[list[int]], other: list[list[int]]) -> float:
+    """Share of equal choices."""
+    pairs = [(a, b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True)]
+    return sum(a == b for a, b in pairs) / len(pairs)
