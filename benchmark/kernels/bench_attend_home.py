@@ -8,6 +8,7 @@ Every call reads another layer, so that no cache flatters it. The result is comp
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 import torch
 from kvdrive_kernels.attend_home import attend_home, reference
@@ -34,6 +35,11 @@ def arguments_of(stored: Stored, selects: bool) -> tuple:
     return stored.blocks, torch.arange(n), tokens, torch.full((n,), SINK_CHUNKS), zone, ids, torch.full((n,), wanted)
 
 
+def attend_layer(stored: Stored, q: torch.Tensor, places: tuple, i: int) -> torch.Tensor:
+    """The i-th call: layer after layer."""
+    return attend_home(q, stored.home, i % stored.layout.n_layers, *places, stored.layout.head_dim**-0.5)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=["1x7500", "1x32000", "8x8000"], help="sequences x tokens")
@@ -43,22 +49,21 @@ def main() -> None:
     bandwidth = read_gbps()
     for n_batch, n_tokens in (tuple(int(n) for n in shape.split("x")) for shape in arguments.shapes):
         stored = store(n_batch, n_tokens, getattr(torch, arguments.dtype))
-        q, scale, n_layers = stored.queries(), stored.layout.head_dim**-0.5, stored.layout.n_layers
+        q, scale = stored.queries(), stored.layout.head_dim**-0.5
         for selects in (False, True):
             places = arguments_of(stored, selects)
             torch.testing.assert_close(
                 attend_home(q, stored.home, 0, *places, scale), reference(q, stored.home, 0, *places, scale), rtol=2e-2, atol=2e-3
             )
-            result = timed(
-                lambda i, p=places, s=stored, q=q: attend_home(q, s.home, i % n_layers, *p, scale), calls=arguments.calls
-            )
+            call = partial(attend_layer, stored, q, places)
+            result = timed(call, calls=arguments.calls)
             share = (2 * SINK_CHUNKS + ZONE_TOKENS + BUDGET_TOKENS) / n_tokens if selects else 1.0
             gbps = stored.layer_bytes * share / result["ms"] / 1e6
             what = f"{share:.1%}" if selects else "everything"
             record("kernels", op="attend_home", shape=f"{n_batch}x{n_tokens}", dtype=arguments.dtype, attended=what, gbps=gbps,
                    bandwidth_gbps=bandwidth, share=gbps / bandwidth, **result)  # fmt: skip
-            print(f"attend_home {n_batch} x {n_tokens:,} {arguments.dtype}, {what}: {1e3 * result['ms']:.0f} us, {gbps:.1f} GB/s, "
-                  f"{gbps / bandwidth:.0%} of {bandwidth:.1f}", flush=True)  # fmt: skip
+            print(f"attend_home {n_batch} x {n_tokens:,} {arguments.dtype}, {what}: {1e3 * result['ms']:.0f} us, "
+                  f"{gbps:.1f} GB/s, {gbps / bandwidth:.0%} of {bandwidth:.1f}", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":
