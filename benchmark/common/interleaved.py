@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
 
 from benchmark.common.runner import KVDRIVE, STOCK, Runner
+from benchmark.common.timing import spread
 
 WHOLE = ("--kvdrive-dense-below", str(1 << 30))
 """Attends everything through the same kernels: what is gained beyond it is sparsity's."""
 
 
-def open_runners(model: Path, names: list[str], *, dtype: str, capacity: int, env: dict[str, str]) -> dict[str, Runner]:
+def open_runners(model: Path, names: list[str], *, dtype: str, capacity: int) -> dict[str, Runner]:
     """Runners by name: `stock`, `kvdrive` (defaults), `dense` (kvdrive attending everything).
 
     Args:
         capacity: tokens that each must hold.
-        env: environment of all of them.
     """
     flags = {"stock": STOCK, "kvdrive": KVDRIVE, "dense": (*KVDRIVE, *WHOLE)}
-    return {name: Runner(model, flags[name], dtype=dtype, capacity=capacity, env=env) for name in names}
+    return {name: Runner(model, flags[name], dtype=dtype, capacity=capacity) for name in names}
 
 
 def decode_in_turns(runners: dict[str, Runner], kit: Path, lengths: list[int], *, rounds: int, steps: int) -> dict[str, dict]:
@@ -41,12 +40,6 @@ def decode_in_turns(runners: dict[str, Runner], kit: Path, lengths: list[int], *
     for runner in runners.values():
         runner.call("drop")
     return {name: {**spread(found), "argmax": first[name]} for name, found in times.items()}
-
-
-def spread(ms: list[float]) -> dict[str, float]:
-    """Median, 20th and 80th percentile."""
-    quantiles = statistics.quantiles(ms, n=10)
-    return {"ms": statistics.median(ms), "p20": quantiles[1], "p80": quantiles[7]}
 
 
 def agreement(one: list[list[int]], other: list[list[int]]) -> float:

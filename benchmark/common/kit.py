@@ -6,11 +6,11 @@ The model is stretched beyond its own 8K tokens by yarn rope scaling: the timing
 from __future__ import annotations
 
 import json
-import os
 import pydoc_data.topics
 from pathlib import Path
 
 import torch
+from kvdrive_kernels.native import cache_dir
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -37,8 +37,7 @@ def text_ids(model: Path) -> list[int]:
 
 def ensure_kit(model: Path) -> Path:
     """Path of the kit: `keys` and `values` `[L, T, H_kv, D]` in bf16, `ids` `[MAX_TOKENS]`. Made by kvdrive's exact prefill."""
-    root = Path(os.environ.get("KVDRIVE_CACHE") or Path.home() / ".cache" / "sglang-kvdrive")
-    path = root / "bench" / f"{model.name}-{TOKENS}.safetensors"
+    path = cache_dir() / "bench" / f"{model.name}-{TOKENS}.safetensors"
     if not path.is_file():
         from benchmark.common.runner import KVDRIVE, Runner
 

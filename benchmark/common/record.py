@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -22,7 +23,7 @@ def record(name: str, **row) -> None:
 
 
 def circumstances() -> dict:
-    """Date, commit, CPU, threads and versions."""
+    """Date, commit, CPU, threads and what chooses them, versions."""
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=RESULTS.parent, check=False
     ).stdout.strip()
@@ -34,5 +35,6 @@ def circumstances() -> dict:
         "cpu": cpu,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
+        "env": {name: value for name, value in os.environ.items() if name.startswith(("OMP_", "GOMP_", "KVDRIVE_KERNELS"))},
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
     }

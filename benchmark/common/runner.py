@@ -25,33 +25,18 @@ class Runner:
         model: folder of the model.
         flags: SGLang's command line (`STOCK` or `KVDRIVE` and more).
         capacity: tokens that its KV cache must hold.
-        env: environment of the process beside ours (threads, kernels).
     """
 
-    def __init__(self, model: Path, flags: tuple[str, ...], *, dtype: str, capacity: int, env: dict[str, str] | None = None):
+    def __init__(self, model: Path, flags: tuple[str, ...], *, dtype: str, capacity: int):
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         argv = ["--model-path", str(model), "--device", "cpu", "--dtype", dtype, "--context-length", str(MAX_TOKENS), *flags]
-        argv += [
-            "--json-model-override-args",
-            rope_override(model),
-            "--max-running-requests",
-            "8",
-            "--random-seed",
-            "0",
-            "--log-level",
-            "error",
-        ]
+        argv += ["--json-model-override-args", rope_override(model), "--max-running-requests", "8"]
+        argv += ["--random-seed", "0", "--log-level", "error"]
         if "kvdrive" not in flags:
             argv += ["--max-total-tokens", str(capacity)]
-        saved = dict(os.environ)
-        os.environ.update(env or {})
-        try:
-            self._process = context.Process(target=_serve, args=(theirs, argv), daemon=True)
-            self._process.start()
-        finally:
-            os.environ.clear()
-            os.environ.update(saved)
+        self._process = context.Process(target=_serve, args=(theirs, argv), daemon=True)
+        self._process.start()
         theirs.close()
         self._answer()
 

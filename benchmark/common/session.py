@@ -11,7 +11,6 @@ from pathlib import Path
 import sglang.srt.managers.scheduler  # noqa: F401
 import torch
 from sglang.benchmark import one_batch
-from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.plugins import load_plugins
@@ -44,9 +43,6 @@ class Session:
         self.ids: list[int] = []
         self.at = 0
 
-    def threads(self) -> int:
-        return torch.get_num_threads()
-
     # -- batches -----------------------------------------------------------------------------------------------------
 
     def start(self, kit: str, lengths: list[int], n_new: int) -> None:
@@ -55,23 +51,19 @@ class Session:
         keys, values, self.ids = load_kit(Path(kit))
         self.batch = self._batch([self.ids[:n] for n in lengths])
         forward = self._extend_inputs(self.batch)
-        rows = self.batch.req_pool_indices.tolist()
-        first = torch.tensor(lengths).cumsum(0).tolist()
-        locations = [self.batch.out_cache_loc[end - n : end] for end, n in zip(first, lengths, strict=True)]
-        if self.engine is not None:
-            self.runner.attn_backend.init_forward_metadata(forward)
-            plan = self.runner.attn_backend._plan
-            for layer in range(keys.shape[0]):
-                k, v = (torch.cat([x[layer, :n] for n in lengths]).to(self.runner.dtype) for x in (keys, values))
+        self.runner.attn_backend.init_forward_metadata(forward)
+        for layer in range(keys.shape[0]):
+            k, v = (torch.cat([x[layer, :n] for n in lengths]).to(self.runner.dtype) for x in (keys, values))
+            if self.engine is not None:
+                plan = self.runner.attn_backend._plan
                 self.engine.transfer.write_home(layer, plan.rows, plan.inside, k, v)
-            for row, n in zip(rows, lengths, strict=True):
+            else:
+                pool = self.runner.token_to_kv_pool
+                pool.k_buffer[layer][self.batch.out_cache_loc] = k
+                pool.v_buffer[layer][self.batch.out_cache_loc] = v
+        if self.engine is not None:
+            for row, n in zip(self.batch.req_pool_indices.tolist(), lengths, strict=True):
                 self.engine.expect(row, n + n_new)
-        else:
-            pool = self.runner.token_to_kv_pool
-            for layer in range(keys.shape[0]):
-                for where, n in zip(locations, lengths, strict=True):
-                    pool.k_buffer[layer][where] = keys[layer, :n].to(self.runner.dtype)
-                    pool.v_buffer[layer][where] = values[layer, :n].to(self.runner.dtype)
         self.at, self.lengths = 0, lengths
 
     def drop(self) -> None:
@@ -172,6 +164,3 @@ class Session:
         # [blocks, L, H, chunks, 2, C, D] -> [2, L, T, H, D]
         both = home.permute(4, 1, 0, 3, 5, 2, 6).flatten(2, 4)[:, :, :n]
         save_kit(Path(path), both[0], both[1], ids)
-
-    def is_stock(self) -> bool:
-        return isinstance(self.runner.attn_backend, TorchNativeAttnBackend)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from contextlib import suppress
+from collections.abc import Callable
+from functools import partial
 
 from kvdrive_kernels.dispatch import Kernel
 from sglang.srt.managers.schedule_batch import ScheduleBatch
@@ -19,25 +20,24 @@ class Stages:
 
     def __init__(self, session):
         self._spent: dict[str, float] = defaultdict(float)
-        self._stack: list[float] = []
+        self._inside: list[float] = []
+        """Time of the stages inside each running one."""
         self._undo = []
         runner = session.runner
         for name, module in runner.model.named_modules():
             last = name.rpartition(".")[2]
             if last in LINEARS:
-                self._module(module, f"linear {last}")
+                self._wrap(module, "forward", f"linear {last}")
             elif last in SMALL:
-                self._module(module, "norms, rope, activation, embedding")
+                self._wrap(module, "forward", "norms, rope, activation, embedding")
             elif last == "attn":
-                self._module(module, "attention: Python around the kernels")
-        self._method(Kernel, "__call__", lambda kernel, *_a, **_k: f"kernel {kernel.name}")
-        self._method(runner.attn_backend, "init_forward_metadata", lambda *_a, **_k: "plan of the step")
-        self._method(ScheduleBatch, "prepare_for_decode", lambda *_a, **_k: "SGLang: batch bookkeeping")
-        self._method(runner, "sample", lambda *_a, **_k: "SGLang: sampling")
-        self._method(runner, "forward", lambda *_a, **_k: "SGLang: forward, the rest")
-        init_new = ForwardBatch.__dict__["init_new"]
-        ForwardBatch.init_new = staticmethod(self._timed(ForwardBatch.init_new, lambda *_a, **_k: "SGLang: batch bookkeeping"))
-        self._undo.append(lambda: setattr(ForwardBatch, "init_new", init_new))
+                self._wrap(module, "forward", "attention: Python around the kernels")
+        self._wrap(Kernel, "__call__", lambda kernel: f"kernel {kernel.name}")
+        self._wrap(runner.attn_backend, "init_forward_metadata", "plan of the step")
+        self._wrap(ScheduleBatch, "prepare_for_decode", "SGLang: batch bookkeeping")
+        self._wrap(runner, "sample", "SGLang: sampling")
+        self._wrap(runner, "forward", "SGLang: forward, the rest")
+        self._wrap(ForwardBatch, "init_new", "SGLang: batch bookkeeping")  # bound to the class already: a plain function serves
 
     def finish(self, steps: int) -> dict[str, float]:
         """Milliseconds per step by name."""
@@ -45,41 +45,24 @@ class Stages:
             undo()
         return {name: 1e3 * seconds / steps for name, seconds in self._spent.items()}
 
-    def _timed(self, function, name_of):
+    def _timed(self, function, stage: str | Callable[[object], str]):
+        """`function` with its time counted for a stage, or for the stage that its first argument says."""
+
         def timed(*args, **kwargs):
-            self._begin()
+            self._inside.append(0.0)
+            started = time.perf_counter()
             try:
                 return function(*args, **kwargs)
             finally:
-                self._end(name_of(*args, **kwargs))
+                spent = time.perf_counter() - started
+                self._spent[stage if isinstance(stage, str) else stage(args[0])] += spent - self._inside.pop()
+                if self._inside:
+                    self._inside[-1] += spent
 
         return timed
 
-    def _begin(self) -> None:
-        self._stack.append(0.0)
-        self._stack.append(time.perf_counter())
-
-    def _end(self, name: str) -> None:
-        spent = time.perf_counter() - self._stack.pop()
-        inside = self._stack.pop()
-        self._spent[name] += spent - inside
-        if self._stack:
-            self._stack[-2] += spent
-
-    def _method(self, owner, name: str, name_of) -> None:
-        original = getattr(owner, name)
-        had = name in vars(owner)
-        setattr(owner, name, self._timed(original, name_of))
-
-        def undo():
-            if had:
-                setattr(owner, name, original)
-            else:
-                with suppress(AttributeError):
-                    delattr(owner, name)
-
-        self._undo.append(undo)
-
-    def _module(self, module, name: str) -> None:
-        # A module is called through its class: the timer wraps the instance's forward.
-        self._method(module, "forward", lambda *_a, **_k: name)
+    def _wrap(self, owner, name: str, stage) -> None:
+        """Time a method of a class, or of one object (which hides its class's until `finish`)."""
+        own = vars(owner).get(name)
+        setattr(owner, name, self._timed(getattr(owner, name), stage))
+        self._undo.append(partial(delattr, owner, name) if own is None else partial(setattr, owner, name, own))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from functools import cache
 
 import torch
-
-from benchmark.common.interleaved import spread
 
 STREAM_BYTES = 512 << 20
 """Read or copied to measure the bandwidth: many times any cache."""
@@ -22,6 +21,12 @@ def timed(call: Callable[[int], object], *, calls: int, warm: int = 30) -> dict[
         call(i)
         found.append(1e3 * (time.perf_counter() - started))
     return spread(found[warm:])
+
+
+def spread(ms: list[float]) -> dict[str, float]:
+    """Median `ms`, 20th and 80th percentile."""
+    quantiles = statistics.quantiles(ms, n=10)
+    return {"ms": statistics.median(ms), "p20": quantiles[1], "p80": quantiles[7]}
 
 
 @cache

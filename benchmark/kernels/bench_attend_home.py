@@ -53,7 +53,7 @@ def main() -> None:
         for selects in (False, True):
             places = arguments_of(stored, selects)
             torch.testing.assert_close(
-                attend_home(q, stored.home, 0, *places, scale), reference(q, stored.home, 0, *places, scale), rtol=2e-2, atol=2e-3
+                attend_layer(stored, q, places, 0), reference(q, stored.home, 0, *places, scale), rtol=2e-2, atol=2e-3
             )
             call = partial(attend_layer, stored, q, places)
             result = timed(call, calls=arguments.calls)

@@ -8,7 +8,6 @@ The timers cost a few per cent of a step; `step_ms` is measured without them.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 
 from sglang_kvdrive.cli.model import ensure_smollm2
@@ -33,9 +32,8 @@ def main() -> None:
     kit = ensure_kit(model)
     shapes = [(n, t) for n in arguments.batches for t in arguments.tokens if n * t <= MOST_TOKENS]
     capacity = max(n * (t + 1024) for n, t in shapes)
-    env = {name: value for name, value in os.environ.items() if name.startswith(("OMP_", "GOMP_", "KVDRIVE_"))}
     for name in arguments.runners:
-        with open_runners(model, [name], dtype=arguments.dtype, capacity=capacity, env=env)[name] as runner:
+        with open_runners(model, [name], dtype=arguments.dtype, capacity=capacity)[name] as runner:
             for n, tokens in shapes:
                 runner.call("start", str(kit), [tokens] * n, 2 * arguments.steps + 4)
                 runner.call("decode", 3)

@@ -9,7 +9,6 @@ the same work; that attending everything chooses the tokens that stock chooses i
 from __future__ import annotations
 
 import argparse
-import os
 
 from sglang_kvdrive.cli.model import ensure_smollm2
 
@@ -34,9 +33,7 @@ def main() -> None:
     kit = ensure_kit(model)
     batches = [tuple(int(n) for n in batch.split("x")) for batch in arguments.batches]
     capacity = max(n * (tokens + 1024) for n, tokens in batches)
-    env = {name: value for name, value in os.environ.items() if name.startswith(("OMP_", "GOMP_", "KVDRIVE_"))}
-    runners = open_runners(model, arguments.runners, dtype=arguments.dtype, capacity=capacity, env=env)
-    threads = next(iter(runners.values())).call("threads")
+    runners = open_runners(model, arguments.runners, dtype=arguments.dtype, capacity=capacity)
     try:
         for n, tokens in batches:
             found = decode_in_turns(runners, kit, [tokens] * n, rounds=arguments.rounds, steps=arguments.steps)
@@ -47,8 +44,7 @@ def main() -> None:
                     raise SystemExit(f"{n} x {tokens}: attending everything agrees with stock on {equal:.0%} of the tokens only")
             for name, result in found.items():
                 times = {f"{key}_ms" if key != "ms" else "step_ms": result[key] for key in ("ms", "p20", "p80")}
-                record("decode", manager=name, batch=n, tokens=tokens, dtype=arguments.dtype, runner_threads=threads,
-                       agrees=equal, env=env, **times)  # fmt: skip
+                record("decode", manager=name, batch=n, tokens=tokens, dtype=arguments.dtype, agrees=equal, **times)
             line = ", ".join(f"{name} {result['ms']:.1f} ms" for name, result in found.items())
             print(f"{n} x {tokens:,}: {line}", flush=True)
     finally:

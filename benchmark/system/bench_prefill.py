@@ -8,7 +8,6 @@ Both must choose the same next token. `seal_s` is the time of the index build, i
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 
 from sglang_kvdrive.cli.model import ensure_smollm2
@@ -27,8 +26,7 @@ def main() -> None:
     arguments = parser.parse_args()
     model = ensure_smollm2()
     ids = text_ids(model)
-    env = {name: value for name, value in os.environ.items() if name.startswith(("OMP_", "GOMP_", "KVDRIVE_"))}
-    runners = open_runners(model, ["stock", "kvdrive"], dtype=arguments.dtype, capacity=max(arguments.tokens) + 1024, env=env)
+    runners = open_runners(model, ["stock", "kvdrive"], dtype=arguments.dtype, capacity=max(arguments.tokens) + 1024)
     try:
         for tokens in arguments.tokens:
             seconds: dict[str, list[float]] = {name: [] for name in runners}

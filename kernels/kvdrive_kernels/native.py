@@ -107,8 +107,7 @@ def build(level: str, extra_flags: tuple[str, ...] = ()) -> Path:
         raise BuildError(f"this CPU lacks {', '.join(sorted(missing))}, which the {level} kernels need")
     compiler = os.environ.get("CXX", "g++")
     command = [compiler, *FLAGS, *flags, *extra_flags]
-    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sglang-kvdrive"
-    folder = Path(os.environ.get("KVDRIVE_CACHE") or default) / "kernels"
+    folder = cache_dir() / "kernels"
     target = folder / f"{level}-{_fingerprint(command)}.so"
     if target.is_file():
         return target
@@ -120,6 +119,12 @@ def build(level: str, extra_flags: tuple[str, ...] = ()) -> Path:
     except OSError as error:
         raise BuildError(f"the kernels cannot be written to {folder}: {error}") from error
     return target
+
+
+def cache_dir() -> Path:
+    """`KVDRIVE_CACHE`, else `sglang-kvdrive` in the user's cache."""
+    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sglang-kvdrive"
+    return Path(os.environ.get("KVDRIVE_CACHE") or default)
 
 
 def _fingerprint(command: list[str]) -> str:

@@ -225,7 +225,13 @@ def test_the_start_up_block_names_changes_budget_thresholds_tiers_and_measuremen
     config = KVDriveConfig(budget=Budget(ratio=0.125), dense_below=580, hbm_bytes=48 * 2**20, dram_bytes=2**31)
     change = notice.SettingChange("disable_radix_cache", False, True, "repeated prefixes are prefilled again")
     block = notice.startup_block(
-        changes=[change], config=config, device="cpu", context_len=8192, capacity_tokens=46603, token_bytes=46080
+        changes=[change],
+        config=config,
+        device="cpu",
+        context_len=8192,
+        capacity_tokens=46603,
+        token_bytes=46080,
+        kernels="C++ (avx2)",
     )
     for part in (
         "48.0 MiB (50,331,648 bytes)",
@@ -234,6 +240,7 @@ def test_the_start_up_block_names_changes_budget_thresholds_tiers_and_measuremen
         "4 sink + 64 local + up to 256 pending tokens",
         "up to 580 tokens (prompt and generation) a request attends every token",
         "balanced, measured on SmolLM2-135M-Instruct",
+        "kernels    C++ (avx2)",
         "disable_radix_cache  off -> on: repeated prefixes are prefilled again",
     ):
         assert part in block

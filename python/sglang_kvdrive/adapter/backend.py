@@ -71,6 +71,7 @@ def create_backend(runner) -> KVDriveBackend:
     from sglang.srt.runtime_context import get_memory, get_observability
 
     allocator = runner.token_to_kv_pool_allocator
+    kernels = cpu_layers.install() if runner.device == "cpu" else None
     assert_hooked(pool=runner.token_to_kv_pool, allocator=allocator)
     plan = allocator.plan
     engine = KVDriveEngine(
@@ -90,7 +91,7 @@ def create_backend(runner) -> KVDriveBackend:
         context_len=plan.context_len,
         capacity_tokens=plan.capacity_tokens,
         token_bytes=plan.layout.token_bytes,
-        kernels=cpu_layers.install() if runner.device == "cpu" else None,
+        kernels=kernels,
     )
     logger.info("%s", block)
     return KVDriveBackend(runner, engine)

@@ -17,6 +17,8 @@ from kvdrive_kernels.norm_rows import norm_rows
 from kvdrive_kernels.project_rows import project_rows
 from kvdrive_kernels.rotate_heads import rotate_heads
 
+from sglang_kvdrive.adapter import plugin
+
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 FEW_ROWS = {torch.float32: 16, torch.bfloat16: 32, torch.float16: 32}
 """Up to this many rows a matrix product is bound by reading the matrix, and ours is faster than PyTorch's (measured on AVX2)."""
@@ -30,14 +32,14 @@ def install() -> str:
         return "PyTorch (KVDRIVE_KERNELS=torch, or no compiler was found)"
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    for target, hook in (
+    for target, function in (
         ("sglang.srt.layers.layernorm.RMSNorm.forward_native", _norm),
         ("sglang.srt.layers.rotary_embedding.base.RotaryEmbedding.forward_native", _rotate),
         ("sglang.srt.layers.activation.SiluAndMul.forward_native", _gate),
         ("sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply", _linear),
         ("sglang.srt.layers.logits_processor.LogitsProcessor._compute_lm_head", _head),
     ):
-        HookRegistry.register(target, hook, HookType.AROUND)
+        plugin.hook(target, function, HookType.AROUND)
     HookRegistry.apply_hooks()
     return f"C++ ({native.in_use()}), also for norms, rotary embedding, gate and matrix products of few rows"
 
@@ -90,9 +92,8 @@ def _linear(original, method, layer, x, bias=None):
 def _head(original, processor, hidden_states, lm_head, embedding_bias=None, *, out=None):
     weight = getattr(lm_head, "weight", None)
     adapted = hasattr(lm_head, "set_lora") or processor.use_fp32_lm_head or processor.rl_on_policy_target is not None
-    logits = (
-        None if adapted or weight is None or embedding_bias is not None or out is not None else _product(hidden_states, weight)
-    )
+    plain = weight is not None and embedding_bias is None and out is None and not adapted
+    logits = _product(hidden_states, weight) if plain else None
     if logits is None:
         return original(processor, hidden_states, lm_head, embedding_bias, out=out)
     return logits

@@ -77,7 +77,7 @@ def _add_flags() -> None:
 
     from sglang_kvdrive.adapter.args import KVDriveServerArgs
 
-    _hook("sglang.srt.server_args.ServerArgs", KVDriveServerArgs, HookType.REPLACE)
+    hook("sglang.srt.server_args.ServerArgs", KVDriveServerArgs, HookType.REPLACE)
     engine = sys.modules.get("sglang.srt.entrypoints.engine")
     if engine is not None and hasattr(engine, "Engine"):
         engine.Engine.server_args_class = KVDriveServerArgs  # a class attribute: the replacement does not reach it
@@ -169,8 +169,8 @@ def _disable_graphs(server_args) -> list[SettingChange]:
 def _add_memory_seams() -> None:
     from sglang.srt.plugins.hook_registry import HookType
 
-    _hook("sglang.srt.platforms.interface.SRTPlatform.get_kv_pool_cls", _kv_pool_cls, HookType.AFTER)
-    _hook("sglang.srt.platforms.interface.SRTPlatform.get_paged_allocator_cls", _allocator_cls, HookType.AFTER)
+    hook("sglang.srt.platforms.interface.SRTPlatform.get_kv_pool_cls", _kv_pool_cls, HookType.AFTER)
+    hook("sglang.srt.platforms.interface.SRTPlatform.get_paged_allocator_cls", _allocator_cls, HookType.AFTER)
 
 
 def _kv_pool_cls(_result, _platform, *, kind):
@@ -200,15 +200,15 @@ def _add_scheduler_seams() -> None:
     register_attention_backend(NAME)(_backend)
     if get_radix_cache_factory(NAME) is None:
         register_radix_cache_backend(NAME, _tree)
-    _hook(
+    hook(
         "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state",
         _internal_state,
         HookType.AFTER,
     )
-    _hook("sglang.srt.models.utils.enable_fused_set_kv_buffer", _no_fused_kv_write, HookType.AROUND)
-    _hook("sglang.srt.managers.scheduler.Scheduler.get_output_streamer_class", _output_streamer_class, HookType.AFTER)
-    _hook("sglang.srt.managers.scheduler.Scheduler.init_req_max_new_tokens", _init_req_max_new_tokens, HookType.AROUND)
-    _hook("sglang.srt.managers.scheduler.Scheduler._add_request_to_queue", _add_request_to_queue, HookType.AROUND)
+    hook("sglang.srt.models.utils.enable_fused_set_kv_buffer", _no_fused_kv_write, HookType.AROUND)
+    hook("sglang.srt.managers.scheduler.Scheduler.get_output_streamer_class", _output_streamer_class, HookType.AFTER)
+    hook("sglang.srt.managers.scheduler.Scheduler.init_req_max_new_tokens", _init_req_max_new_tokens, HookType.AROUND)
+    hook("sglang.srt.managers.scheduler.Scheduler._add_request_to_queue", _add_request_to_queue, HookType.AROUND)
 
 
 def _backend(runner):
@@ -260,8 +260,9 @@ def _no_fused_kv_write(original, *args, **kwargs):
     return False if chosen() else original(*args, **kwargs)
 
 
-def _hook(target: str, hook, kind) -> None:
+def hook(target: str, function, kind) -> None:
+    """Hang a function onto SGLang, and remember it: `faults` names what could not be applied."""
     from sglang.srt.plugins.hook_registry import HookRegistry
 
-    HookRegistry.register(target, hook, kind)
+    HookRegistry.register(target, function, kind)
     _STATE.targets.append(target)

@@ -107,6 +107,16 @@ SEAMS = (
          attributes=("check_prefill", "can_allocate_prefill", "reserve")),
     Seam(_SRT + "mem_cache.memory_pool.NoOpMHATokenToKVPool", "subclass", "a KV pool without buffers"),
     Seam(_SRT + "models.utils.enable_fused_set_kv_buffer", "hook", "no kernel writes K and V past us", ("forward_batch",)),
+    # layers around attention, on the cpu
+    Seam(_SRT + "layers.layernorm.RMSNorm.forward_native", "hook", "fast norms on the cpu",
+         ("self", "x", "residual", "post_residual_addition", "quant_linear")),
+    Seam(_SRT + "layers.rotary_embedding.base.RotaryEmbedding.forward_native", "hook", "fast rotary embedding on the cpu",
+         ("self", "positions", "query", "key", "offsets", "fused_set_kv_buffer_arg")),
+    Seam(_SRT + "layers.activation.SiluAndMul.forward_native", "hook", "a fast gate on the cpu", ("self", "x")),
+    Seam(_SRT + "layers.quantization.unquant.UnquantizedLinearMethod.apply", "hook", "fast thin products on the cpu",
+         ("self", "layer", "x", "bias")),
+    Seam(_SRT + "layers.logits_processor.LogitsProcessor._compute_lm_head", "hook", "the same for the last layer",
+         ("self", "hidden_states", "lm_head", "embedding_bias", "out")),
 )  # fmt: skip
 
 

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_checks() -> list[Check]:
-    from sglang_kvdrive.cli.model import cache_dir
+    from kvdrive_kernels.native import cache_dir
 
     return [
         checks.check_platform(),

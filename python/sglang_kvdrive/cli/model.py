@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import fcntl
 import importlib.util
-import os
 import shutil
 import subprocess
 import sys
@@ -18,6 +17,8 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from kvdrive_kernels.native import cache_dir
 
 from sglang_kvdrive.errors import KVDriveError
 
@@ -43,12 +44,6 @@ def run(args: argparse.Namespace) -> int:
     path = ensure_smollm2(args.dir)
     print(path if args.print_path else f"{MODEL_NAME} is at {path}")
     return 0
-
-
-def cache_dir() -> Path:
-    """`KVDRIVE_CACHE`, else `sglang-kvdrive` in the user's cache."""
-    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sglang-kvdrive"
-    return Path(os.environ.get("KVDRIVE_CACHE") or default)
 
 
 def default_dir() -> Path:
