@@ -25,7 +25,7 @@ def decode_in_turns(runners: dict[str, Runner], kit: Path, lengths: list[int], *
     """Median step time of each runner on the same batch, fed with the same tokens.
 
     Returns:
-        by name: `ms` median, `p20`, `p80`, and `argmax` `[steps][B]` of the first round.
+        by name: `ms` median, `p20`, `p80`, and `argmax` and `margin` `[steps][B]` of the first round.
     """
     times: dict[str, list[float]] = {name: [] for name in runners}
     first = {}
@@ -36,13 +36,18 @@ def decode_in_turns(runners: dict[str, Runner], kit: Path, lengths: list[int], *
         for name, runner in runners.items():
             done = runner.call("decode", steps)
             times[name] += done["ms"]
-            first.setdefault(name, done["argmax"])
+            first.setdefault(name, {"argmax": done["argmax"], "margin": done["margin"]})
     for runner in runners.values():
         runner.call("drop")
-    return {name: {**spread(found), "argmax": first[name]} for name, found in times.items()}
+    return {name: {**spread(found), **first[name]} for name, found in times.items()}
 
 
-def agreement(one: list[list[int]], other: list[list[int]]) -> float:
-    """Share of equal choices."""
-    pairs = [(a, b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True)]
-    return sum(a == b for a, b in pairs) / len(pairs)
+def agreement(reference: dict, other: dict, sure: float) -> float:
+    """Share of the tokens chosen alike, of those that the reference prefers by more than `sure`: the rest is rounding."""
+    chosen = [
+        a == b
+        for row, margins, found in zip(reference["argmax"], reference["margin"], other["argmax"], strict=True)
+        for a, margin, b in zip(row, margins, found, strict=True)
+        if margin > sure
+    ]
+    return sum(chosen) / max(len(chosen), 1)

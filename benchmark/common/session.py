@@ -113,18 +113,20 @@ class Session:
         """Feed the text's own tokens, so that every runner does the same work.
 
         Returns:
-            `ms` of each step; `argmax` `[steps][B]`; `stages` milliseconds of each by name, if asked for.
+            `ms` of each step; `argmax` and `margin` `[steps][B]`, the best token and how far the next one is in logits; `stages`
+            milliseconds of each by name, if asked for.
         """
-        measured, argmax = [], []
+        measured, argmax, margin = [], [], []
         watch = Stages(self) if stages else None
         for _ in range(steps):
             tokens = torch.tensor([self.ids[n + self.at] for n in self.lengths])
             started = time.perf_counter()
-            found, _logits = one_batch.decode(tokens, self.batch, self.runner)
+            found, logits = one_batch.decode(tokens, self.batch, self.runner)
             measured.append(1e3 * (time.perf_counter() - started))
             argmax.append(found.tolist())
+            margin.append(logits.topk(2).values.diff().abs().flatten().tolist())
             self.at += 1
-        return {"ms": measured, "argmax": argmax, "stages": watch.finish(steps) if watch else None}
+        return {"ms": measured, "argmax": argmax, "margin": margin, "stages": watch.finish(steps) if watch else None}
 
     @torch.no_grad()
     def prefill(self, ids: list[int], n_tokens: int, piece: int) -> dict:

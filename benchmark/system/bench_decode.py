@@ -17,8 +17,8 @@ from benchmark.common.kit import ensure_kit
 from benchmark.common.record import record
 
 BATCHES = ["1x128", "1x256", "1x512", "8x512", "1x2048", "1x4096", "1x7500", "4x4096", "8x8000", "1x16384", "1x32000"]
-AGREE = 0.95
-"""Of the tokens chosen: in bf16 two likely tokens can change places."""
+SURE = 0.5
+"""Logits between the best token and the next: what is closer can change places in bf16, whose logits are 1/8 apart."""
 
 
 def main() -> None:
@@ -39,9 +39,11 @@ def main() -> None:
             found = decode_in_turns(runners, kit, [tokens] * n, rounds=arguments.rounds, steps=arguments.steps)
             equal = None
             if "stock" in found and "dense" in found:
-                equal = agreement(found["stock"]["argmax"], found["dense"]["argmax"])
-                if equal < AGREE:
-                    raise SystemExit(f"{n} x {tokens}: attending everything agrees with stock on {equal:.0%} of the tokens only")
+                equal = agreement(found["stock"], found["dense"], SURE)
+                if equal < 1:
+                    raise SystemExit(
+                        f"{n} x {tokens}: attending everything agrees with stock on {equal:.0%} of the clear tokens only"
+                    )
             for name, result in found.items():
                 times = {f"{key}_ms" if key != "ms" else "step_ms": result[key] for key in ("ms", "p20", "p80")}
                 record("decode", manager=name, batch=n, tokens=tokens, dtype=arguments.dtype, agrees=equal, **times)
