@@ -22,6 +22,12 @@ def rows(name: str) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
+def last_run(name: str) -> list[dict]:
+    """Rows that the last command wrote: times of different runs are never compared."""
+    found = rows(name)
+    return [row for row in found if (row["commit"], row["command"]) == (found[-1]["commit"], found[-1]["command"])]
+
+
 def needles() -> str:
     """A planted fact, by setting."""
     found: dict[str, list[dict]] = {}
@@ -47,8 +53,8 @@ def needles() -> str:
 
 
 def steps() -> str:
-    """A decode step beside stock, the last run only."""
-    found = rows("step")
+    """A decode step through the server beside stock."""
+    found = last_run("step")
     if not found:
         return ""
     last = {(row["tokens"], row["manager"]): row for row in found}
@@ -70,11 +76,31 @@ def steps() -> str:
     return head + "\n".join(lines)
 
 
+def decodes() -> str:
+    """A decode step of the model runner beside stock and beside ourselves attending everything."""
+    found = last_run("decode")
+    if not found:
+        return ""
+    last = {(row["batch"], row["tokens"], row["manager"]): row["step_ms"] for row in found}
+    lines = ["| requests x tokens | stock | kvdrive, everything attended | kvdrive | beside stock | beside everything |",
+             "|---|---|---|---|---|---|"]  # fmt: skip
+    for batch, tokens in sorted({(row["batch"], row["tokens"]) for row in found}):
+        stock, dense, ours = (last[batch, tokens, name] for name in ("stock", "dense", "kvdrive"))
+        lines.append(
+            f"| {batch} x {tokens:,} | {stock:.0f} ms | {dense:.0f} ms | {ours:.0f} ms | {stock / ours:.1f} | {dense / ours:.1f} |"
+        )
+    head = (
+        f"A decode step without a server, all three fed with the same tokens in turns ({found[-1]['cpu']}, two cores, SmolLM2-135M "
+        f"{found[-1]['dtype']}, stretched to 32K tokens by rope scaling; `benchmark/system/bench_decode.py`).\n\n"
+    )
+    return head + "\n".join(lines)
+
+
 def main() -> int:
     text = README.read_text()
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
-    tables = "\n\n".join(part for part in (needles(), steps()) if part)
+    tables = "\n\n".join(part for part in (needles(), steps(), decodes()) if part)
     written = f"{before}{BEGIN}\n{tables}\n{END}{after}"
     if "--check" in sys.argv:
         return int(written != text)
