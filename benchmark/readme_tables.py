@@ -86,12 +86,11 @@ def decodes() -> str:
              "|---|---|---|---|---|---|"]  # fmt: skip
     for batch, tokens in sorted({(row["batch"], row["tokens"]) for row in found}):
         stock, dense, ours = (last[batch, tokens, name] for name in ("stock", "dense", "kvdrive"))
-        lines.append(
-            f"| {batch} x {tokens:,} | {stock:.0f} ms | {dense:.0f} ms | {ours:.0f} ms | {stock / ours:.1f} | {dense / ours:.1f} |"
-        )
+        times = " | ".join(f"{ms:.0f} ms" for ms in (stock, dense, ours))
+        lines.append(f"| {batch} x {tokens:,} | {times} | {stock / ours:.1f} | {dense / ours:.1f} |")
     head = (
-        f"A decode step without a server, all three fed with the same tokens in turns ({found[-1]['cpu']}, two cores, SmolLM2-135M "
-        f"{found[-1]['dtype']}, stretched to 32K tokens by rope scaling; `benchmark/system/bench_decode.py`).\n\n"
+        f"A decode step without a server, all three fed with the same tokens in turns ({found[-1]['cpu']}, two cores, "
+        f"SmolLM2-135M {found[-1]['dtype']}, stretched to 32K tokens by rope scaling; `benchmark/system/bench_decode.py`).\n\n"
     )
     return head + "\n".join(lines)
 
