@@ -1,7 +1,8 @@
 """The C++ kernels: compiled once per machine and version into the user's cache (`KVDRIVE_CACHE`), loaded by who needs them.
 
 `KVDRIVE_KERNELS` (or `choose`) says which: `auto` (the best that this CPU runs, the PyTorch twins where nothing compiles),
-`native` (as auto, but an error where nothing compiles), `avx512`, `avx2`, `generic` (that instruction set), `torch` (the twins).
+`native` (as auto, but an error where nothing compiles), `avx512bf16`, `avx512`, `avx2`, `generic` (that instruction set), `torch`
+(the twins).
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from filelock import FileLock
 logger = logging.getLogger("kvdrive_kernels")
 
 SOURCES = Path(__file__).parent
-CHOICES = ("auto", "native", "avx512", "avx2", "generic", "torch")
+CHOICES = ("auto", "native", "avx512bf16", "avx512", "avx2", "generic", "torch")
 FLAGS = ("-std=c++17", "-O3", "-fopenmp", "-fPIC", "-shared", "-fno-math-errno", "-Wno-psabi")
+AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma", "f16c", "bmi2")
 LEVELS = {
-    "avx512": (("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma", "f16c", "bmi2"), ("-march=x86-64-v4",)),
+    "avx512bf16": ((*AVX512, "avx512_bf16"), ("-march=x86-64-v4", "-mavx512bf16")),
+    "avx512": (AVX512, ("-march=x86-64-v4",)),
     "avx2": (("avx2", "fma", "f16c", "bmi2"), ("-march=x86-64-v3",)),
     "generic": ((), ("-march=x86-64",)),
 }

@@ -55,6 +55,8 @@ def test_an_unknown_choice_names_the_allowed_ones():
 def test_a_level_that_the_cpu_lacks_is_refused_with_what_is_missing(monkeypatch):
     monkeypatch.setattr(native, "cpu_flags", lambda: frozenset({"avx2", "fma", "f16c", "bmi2"}))
     assert native.best_level() == "avx2"
+    with pytest.raises(native.BuildError, match="lacks avx512_bf16"):
+        native.build("avx512bf16")
     with pytest.raises(native.BuildError, match="lacks avx512bw"):
         native.build("avx512")
     monkeypatch.setattr(native, "cpu_flags", frozenset)
@@ -75,10 +77,11 @@ def test_a_built_library_is_used_again_and_another_source_is_another_library(mon
     other.unlink()
 
 
-def test_the_widest_kernels_compile_on_any_machine():
+@pytest.mark.parametrize("level", ["avx512bf16", "avx512"])
+def test_the_widest_kernels_compile_on_any_machine(level):
     """Only compiled: this CPU may not be able to run them (their code runs in the other tests, as pairs of narrow vectors)."""
     from tvm_ffi.libinfo import include_paths
 
-    command = ["g++", *native.FLAGS, *native.LEVELS["avx512"][1], *(f"-I{p}" for p in include_paths()), "-fsyntax-only"]
+    command = ["g++", *native.FLAGS, *native.LEVELS[level][1], *(f"-I{p}" for p in include_paths()), "-fsyntax-only"]
     done = subprocess.run([*command, str(native.SOURCES / "cpp" / "library.cpp")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

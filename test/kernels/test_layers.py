@@ -71,11 +71,11 @@ def test_gate_is_silu_times_the_other_half_at_any_size_of_number(dtype, n_rows):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("n_rows", [1, 2, 3, 4, 5, 16, 33])
-@pytest.mark.parametrize(("n_out", "depth"), [(2, 16), (960, 576), (1026, 1536)])
+@pytest.mark.parametrize(("n_out", "depth"), [(2, 16), (1, 80), (7, 64), (960, 576), (1027, 1536)])
 def test_products_of_few_rows_are_as_exact_as_fp32_sums(dtype, n_rows, n_out, depth):
     x, weight = torch.randn(n_rows, depth).to(dtype), torch.randn(n_out, depth).to(dtype)
     ours = project_rows.project_rows(x, weight)
     exact = x.double() @ weight.double().T
-    step = torch.finfo(dtype).eps * exact.abs() + 2e-6 * depth**0.5 * exact.std()
+    step = torch.finfo(dtype).eps * exact.abs() + 2e-6 * depth
     assert ours.dtype == dtype
     assert ((ours.double() - exact).abs() <= step).all()

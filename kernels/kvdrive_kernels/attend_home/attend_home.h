@@ -1,6 +1,7 @@
 // Decode attention over chunks where they lie at home. Contract: reference.py.
 #pragma once
 
+#include "../cpp/home.h"
 #include "../cpp/split.h"
 
 namespace kvdrive {
@@ -22,9 +23,7 @@ inline void attend_home(TensorView q, TensorView home, int64_t layer, TensorView
                         TensorView n_sink, TensorView zone_begin, TensorView chunk_ids, TensorView n_wanted, double scale,
                         TensorView out) {
   const Shape s{int(q.size(0)), int(q.size(1)), int(q.size(2)), int(q.size(3)), int(home.size(5))};
-  TVM_FFI_ICHECK(home.ndim() == 7 && home.size(4) == 2 && home.size(6) == s.dim && s.dim % W == 0 && home.size(2) == s.n_heads);
-  const int64_t per_block = home.size(3), n_layers = home.size(1), n_blocks = blocks.size(1);
-  const auto* table = data<int64_t>(blocks, 2, "blocks");
+  TVM_FFI_ICHECK(home.ndim() == 7 && home.size(6) == s.dim && s.dim % W == 0 && home.size(2) == s.n_heads);
   const auto* seq = data<int64_t>(seq_ids, 1, "seq_ids");
   const auto* tokens = data<int64_t>(n_tokens, 1, "n_tokens");
   const auto* sink = data<int64_t>(n_sink, 1, "n_sink");
@@ -37,11 +36,10 @@ inline void attend_home(TensorView q, TensorView home, int64_t layer, TensorView
   for (int item = 0; item < items; item++) ascending(ranked + size_t(item) * width, width, sorted + size_t(item) * width);
   by_type(home, "home", [&](auto element) {
     using T = decltype(element);
-    const T* pool = data<T>(home, 7, "home");
-    const size_t chunk_elements = size_t(2) * s.chunk * s.dim;
+    const Home<T> stored(home, blocks, layer);
     const auto chunks_of = [&](int b) { return (tokens[b] + s.chunk - 1) / s.chunk; };
     attend_lists<T>(
-        s, data<T>(q, 4, "q"), data<T>(out, 4, "out"), float(scale),
+        s, data<T>(q, 4, "q"), data<T>(out, 4, "out"), Scoring{float(scale), 0},
         [&](int b) { return int(sink[b] + wanted[b] + std::max<int64_t>(0, chunks_of(b) - zone[b])); },
         [&](int b, int h, int i, const T** row) {
           int64_t id = i;
@@ -49,8 +47,7 @@ inline void attend_home(TensorView q, TensorView home, int64_t layer, TensorView
             id = zone[b] + i - sink[b] - wanted[b];
           else if (i >= sink[b])
             id = sorted[(size_t(b) * s.n_heads + h) * width + i - sink[b]];
-          const int64_t block = table[seq[b] * n_blocks + id / per_block];
-          *row = pool + (((block * n_layers + layer) * s.n_heads + h) * per_block + id % per_block) * chunk_elements;
+          *row = stored.chunk(seq[b], h, id);
           return int(std::min<int64_t>(s.chunk, tokens[b] - id * s.chunk));
         });
   });

@@ -16,7 +16,7 @@ inline void attend_slots(TensorView q, TensorView arena, TensorView slot_ids, Te
     const T* pool = data<T>(arena, 4, "arena");
     const size_t slot_elements = size_t(2) * s.chunk * s.dim;
     attend_lists<T>(
-        s, data<T>(q, 4, "q"), data<T>(out, 4, "out"), float(scale), [&](int) { return n_slots; },
+        s, data<T>(q, 4, "q"), data<T>(out, 4, "out"), Scoring{float(scale), 0}, [&](int) { return n_slots; },
         [&](int b, int h, int i, const T** row) {
           const size_t at = (size_t(b) * s.n_heads + h) * n_slots + i;
           *row = pool + slots[at] * slot_elements;

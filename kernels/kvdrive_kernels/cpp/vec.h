@@ -81,6 +81,19 @@ inline vfloat load(const half* p) {
 #endif
 }
 
+// 2 W elements as two vectors, in the order that costs least: bf16 splits into its even and its odd elements.
+template <typename T>
+inline void load_pair(const T* p, vfloat& first, vfloat& second) {
+  first = load(p);
+  second = load(p + W);
+}
+inline void load_pair(const bfloat* p, vfloat& even, vfloat& odd) {
+  vuint bits;
+  std::memcpy(&bits, p, sizeof bits);
+  even = (vfloat)(bits << 16);
+  odd = (vfloat)(bits & 0xffff0000u);
+}
+
 inline void store(float* p, vfloat v) { std::memcpy(p, &v, sizeof v); }
 
 inline uint16_t round_to_bfloat(float x) {
@@ -149,23 +162,25 @@ inline float largest(vfloat v) {
   return top;
 }
 
-// out[i] = sum of v[i], for four vectors at once.
-inline void sum4(const vfloat* v, float* out) {
+// out[i] = scale * the sum of v[i], for four vectors at once: a transposition that adds.
+inline void sum4(const vfloat* v, float scale, float* out) {
 #if defined(__AVX2__)
-  __m256 part[4];
-  for (int i = 0; i < 4; i++) {
 #if KVDRIVE_VECTOR_BYTES == 64
-    __m256 two[2];
-    std::memcpy(two, &v[i], sizeof two);
-    part[i] = _mm256_add_ps(two[0], two[1]);
+  const __m512 a = (__m512)v[0], b = (__m512)v[1], c = (__m512)v[2], d = (__m512)v[3];
+  const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+  const __m512 lanes = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
+  const __m256 halves = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps(lanes, 1));
 #else
-    std::memcpy(&part[i], &v[i], sizeof part[i]);
+  const __m256 a = (__m256)v[0], b = (__m256)v[1], c = (__m256)v[2], d = (__m256)v[3];
+  const __m256 ab = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+  const __m256 cd = _mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+  const __m256 halves = _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
 #endif
-  }
-  const __m256 pairs = _mm256_hadd_ps(_mm256_hadd_ps(part[0], part[1]), _mm256_hadd_ps(part[2], part[3]));
-  _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1)));
+  const __m128 sums = _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
+  _mm_storeu_ps(out, _mm_mul_ps(sums, _mm_set1_ps(scale)));
 #else
-  for (int i = 0; i < 4; i++) out[i] = sum(v[i]);
+  for (int i = 0; i < 4; i++) out[i] = scale * sum(v[i]);
 #endif
 }
 
@@ -186,6 +201,13 @@ inline vfloat exp_negative(vfloat x) {
   const vint power = ((vint)shifted - (vint)magic + 127) << 23;
   const vfloat result = p * (vfloat)power;
   return x < splat(-87.0f) ? vfloat{} : result;
+}
+
+// tanh x, absolute error below 1e-6.
+inline vfloat hyperbolic_tangent(vfloat x) {
+  const vfloat shrunk = exp_negative(x > 0 ? -2 * x : 2 * x);
+  const vfloat magnitude = (1 - shrunk) / (1 + shrunk);
+  return x > 0 ? magnitude : -magnitude;
 }
 
 }  // namespace kvdrive

@@ -18,7 +18,7 @@ inline void gather_chunks(TensorView source, TensorView source_rows, TensorView 
   for (int64_t i = 0; i < n; i++) {
     constexpr int AHEAD = 8;
     if (i + AHEAD < n && uint64_t(rows[i + AHEAD]) < uint64_t(source.size(0)))
-      for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(from + rows[i + AHEAD] * bytes + b);
+      for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(from + rows[i + AHEAD] * bytes + b, 0, 2);
     if (uint64_t(rows[i]) >= uint64_t(source.size(0)) || uint64_t(slots[i]) >= uint64_t(target.size(0)))
       wrong++;
     else

@@ -10,7 +10,7 @@ def project_rows(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
     Args:
         x: `[T, K]`.
-        weight: `[N, K]`, same dtype; N is even.
+        weight: `[N, K]`, same dtype.
 
     Returns:
         `[T, N]` in the dtype of x.

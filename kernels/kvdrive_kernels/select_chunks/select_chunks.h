@@ -1,6 +1,7 @@
 // Score all groups of an index, take the best ones, cut the last. Contract: reference.py.
 #pragma once
 
+#include "../cpp/home.h"
 #include "../cpp/rows.h"
 #include "../cpp/tensors.h"
 
@@ -16,14 +17,9 @@ struct Index {
   int64_t max_pages, per_page, slots_per_page, members_per_page, n_heads;
   const T* vectors;  // [S, vectors_per_slot, D]
   int64_t vectors_per_slot;
-  const T* home;
-  const int64_t* blocks;
-  int64_t max_blocks, n_layers, layer, per_block, chunk;
+  Home<T> home;
+  int64_t chunk;
 
-  const T* key(int64_t seq, int64_t h, int64_t id, int dim) const {
-    const int64_t block = blocks[seq * max_blocks + id / per_block];
-    return home + (((block * n_layers + layer) * n_heads + h) * per_block + id % per_block) * 2 * chunk * dim;
-  }
   int32_t member(int64_t seq, int64_t h, int64_t position) const {
     const int64_t page = pages[seq * max_pages + position / members_per_page];
     return members[(page * n_heads + h) * members_per_page + position % members_per_page];
@@ -101,7 +97,7 @@ inline void fill(const Index<T>& index, int64_t seq, int64_t h, const float* q, 
       auto* ranked = scratch<std::pair<float, int32_t>, 7>(size);
       for (int i = 0; i < size; i++) {
         const int32_t id = index.member(seq, h, begins[group] + i);
-        ranked[i] = {chunk_score(index, q, lse, n_group, dim, index.key(seq, h, id, dim)), id};
+        ranked[i] = {chunk_score(index, q, lse, n_group, dim, index.home.chunk(seq, h, id)), id};
       }
       std::stable_sort(ranked, ranked + size, [](const auto& a, const auto& b) { return a.first > b.first; });
       for (int i = 0; i < rest; i++) target[i] = ranked[i].second;
@@ -129,10 +125,10 @@ inline void select_chunks(TensorView q, TensorView arena, TensorView slots, Tens
   by_type(arena, "arena", [&](auto element) {
     using T = decltype(element);
     const Index<T> index{data<int32_t>(slots, 3, "slots"), data<int32_t>(begins, 3, "begins"), data<int32_t>(sizes, 3, "sizes"),
-                         data<int32_t>(members, 3, "members"), data<int64_t>(pages, 2, "pages"), data<int64_t>(n_pages, 1, "n_pages"), pages.size(1), sizes.size(2),
+                         data<int32_t>(members, 3, "members"), data<int64_t>(pages, 2, "pages"),
+                         data<int64_t>(n_pages, 1, "n_pages"), pages.size(1), sizes.size(2),
                          slots.size(2), members.size(2), n_heads, data<T>(arena, 4, "arena"), arena.size(1) * arena.size(2),
-                         data<T>(home, 7, "home"), data<int64_t>(blocks, 2, "blocks"), blocks.size(1), home.size(1), layer,
-                         home.size(3), home.size(5)};
+                         Home<T>(home, blocks, layer), home.size(5)};
     const T* queries = data<T>(q, 4, "q");
     const int items = n_batch * n_heads, ranges = stride / SCORED_AT_ONCE;
     float* logits = scratch<float, 8>(size_t(items) * n_group * stride);
@@ -155,7 +151,9 @@ inline void select_chunks(TensorView q, TensorView arena, TensorView slots, Tens
             const int64_t slot = index.slots[(page * n_heads + h) * index.slots_per_page + at / index.vectors_per_slot];
             rows[count++] = index.vectors + (slot * index.vectors_per_slot + at % index.vectors_per_slot) * dim;
           }
-          score_rows<T>(query_of(item), n_group, dim, rows, count, logits + size_t(item) * n_group * stride + first, stride);
+          auto* query = scratch<typename Query<T>::Element, 14>(n_group * dim);
+          read_query(queries + size_t(item) * n_group * dim, n_group, dim, query);
+          score_rows<T>(query, n_group, dim, rows, count, float(scale), logits + size_t(item) * n_group * stride + first, stride);
         }
       }
 #pragma omp for schedule(dynamic, 1)

@@ -20,8 +20,9 @@ from kvdrive_kernels.rotate_heads import rotate_heads
 from sglang_kvdrive.adapter import plugin
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-FEW_ROWS = {torch.float32: 16, torch.bfloat16: 32, torch.float16: 32}
-"""Up to this many rows a matrix product is bound by reading the matrix, and ours is faster than PyTorch's (measured on AVX2)."""
+FEW_ROWS, FEW_ROWS_EMULATED = 16, 32
+"""Up to this many rows a matrix product is bound by reading the matrix, and ours is faster than PyTorch's: measured with AVX2 and
+AVX-512, 2.1 times at one row (`benchmark/kernels/bench_project_rows.py`)."""
 HALF_INSTRUCTIONS = {torch.bfloat16: "avx512_bf16", torch.float16: "avx512_fp16"}
 """Where the CPU has them, PyTorch's own products are fast."""
 
@@ -101,10 +102,10 @@ def _head(original, processor, hidden_states, lm_head, embedding_bias=None, *, o
 
 def _product(x: torch.Tensor, weight) -> torch.Tensor | None:
     """`x @ weight.T`, or None where PyTorch's own is as good."""
-    if not _fits(x, weight) or weight.shape[0] % 2:
+    if not _fits(x, weight):
         return None
     emulated = _emulated(x.dtype)
-    if 0 < x.shape[0] <= FEW_ROWS[x.dtype] and (emulated or x.dtype == torch.float32):
+    if 0 < x.shape[0] <= (FEW_ROWS_EMULATED if emulated else FEW_ROWS):
         return project_rows(x, weight)
     return torch.nn.functional.linear(x.float(), weight.float()).to(x.dtype) if emulated else None
 
