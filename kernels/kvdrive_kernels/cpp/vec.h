@@ -164,7 +164,7 @@ inline float largest(vfloat v) {
 
 // out[i] = scale * the sum of v[i], for four vectors at once: a transposition that adds.
 inline void sum4(const vfloat* v, float scale, float* out) {
-#if defined(__AVX2__)
+#if defined(__AVX2__) && (defined(__AVX512F__) || KVDRIVE_VECTOR_BYTES == 32)
 #if KVDRIVE_VECTOR_BYTES == 64
   const __m512 a = (__m512)v[0], b = (__m512)v[1], c = (__m512)v[2], d = (__m512)v[3];
   const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
