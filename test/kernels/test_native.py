@@ -5,37 +5,12 @@ import torch
 from kvdrive_kernels import attend_home, attend_pieces, group_keys, probe_books, select_chunks, store_tokens
 from kvsupport.driver import EXACT, largest_error
 from kvsupport.full_attention import full_attention
+from kvsupport.home import attend_some, make_home, make_index
 from kvsupport.poison import poison
 
 DIMS = (16, 64, 80, 96, 128, 256)
 GROUPS = (1, 3, 4, 8, 5)
 TOLERANCE = {torch.float32: EXACT, torch.bfloat16: 2e-2, torch.float16: 3e-3}
-
-
-def make_home(lengths, *, heads=2, dim=64, chunk=2, layers=2, dtype=torch.float32):
-    """A home in which every token that does not exist is NaN, block tables, and the K and V `[n, heads, dim]` of layer 1."""
-    per_block, width = 64 // chunk, max(-(-n // 64) for n in lengths) + 1
-    n_blocks = sum(-(-n // 64) for n in lengths) + 1
-    home = poison(torch.zeros(n_blocks, layers, heads, per_block, 2, chunk, dim, dtype=dtype))
-    blocks = torch.zeros(len(lengths), width, dtype=torch.int64)
-    order, used, stored = 1 + torch.randperm(n_blocks - 1), 0, []
-    for i, n in enumerate(lengths):
-        count = -(-n // 64)
-        blocks[i, :count] = order[used : used + count]
-        used += count
-        k, v = (torch.randn(n, heads, dim).to(dtype) for _ in range(2))
-        at = torch.arange(n)
-        block, place, inside = blocks[i, at // 64], at % 64 // chunk, at % chunk
-        home[block, 1, :, place, 0, inside] = k
-        home[block, 1, :, place, 1, inside] = v
-        stored.append((k, v))
-    return home, blocks, stored
-
-
-def oracle(q, k, v, tokens, scale):
-    """float64 attention of q `[G, D]` over some tokens of one head."""
-    logits = q.double() @ k[tokens].double().T * scale
-    return torch.softmax(logits, dim=-1) @ v[tokens].double()
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -59,7 +34,7 @@ def test_attention_at_home_is_exact_over_sink_selected_and_zone(dtype, dim, q_pe
             ids = [*range(int(n_sink[b])), *chunk_ids[b, h, : int(n_wanted[b])].tolist(), *range(int(zone[b]), -(-n // chunk))]
             tokens = [t for c in ids for t in range(c * chunk, min(n, (c + 1) * chunk))]
             k, v = (x[:, h] for x in stored[b])
-            assert largest_error(out[b, h], oracle(q[b, h], k, v, tokens, dim**-0.5)) < TOLERANCE[dtype]
+            assert largest_error(out[b, h], attend_some(q[b, h], k, v, tokens, dim**-0.5)) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 4, 8])
@@ -70,7 +45,7 @@ def test_attention_over_everything_takes_any_length(chunk, n):
     empty = torch.empty(1, 2, 0, dtype=torch.int32)
     out = attend_home.attend_home(q, home, 1, blocks, none, torch.tensor([n]), none, none, empty, none, 0.25)
     for h in range(2):
-        assert largest_error(out[0, h], oracle(q[0, h], k[:, h], v[:, h], list(range(n)), 0.25)) < 4 * EXACT
+        assert largest_error(out[0, h], attend_some(q[0, h], k[:, h], v[:, h], list(range(n)), 0.25)) < 4 * EXACT
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -98,47 +73,6 @@ def test_pieces_may_be_longer_than_a_tile_and_chunks_of_any_size(chunk):
     one = torch.zeros(1, dtype=torch.int64)
     out = attend_pieces.attend_pieces(q, home, 1, blocks, one, one, one + 177, one + 600, 0.2)
     assert largest_error(out, full_attention(q, *stored[0], 0.2, 177)) < 4 * EXACT
-
-
-def make_index(lengths, *, heads=2, dim=64, chunk=2, per_page=16, dtype=torch.float32):
-    """Random groups over the chunks of some sequences, some of them empty: everything `select_chunks` reads."""
-    home, blocks, _ = make_home([n * chunk for n in lengths], heads=heads, dim=dim, chunk=chunk, dtype=dtype)
-    members_per_page, vectors = per_page * 16 // chunk, 2 * chunk
-    counts = [-(-n // members_per_page) for n in lengths]
-    n_pages, slots_per_page = sum(counts) + 2, -(-per_page // vectors)
-    shape = (n_pages, heads)
-    slots = torch.randperm(n_pages * heads * slots_per_page).view(*shape, slots_per_page).int()
-    arena = torch.randn(slots.numel(), 2, chunk, dim).to(dtype)
-    begins, sizes = (torch.zeros(*shape, per_page, dtype=torch.int32) for _ in range(2))
-    members = torch.full((*shape, members_per_page), -1, dtype=torch.int32)
-    pages = torch.zeros(len(lengths), max(counts), dtype=torch.int64)
-    order, used = torch.randperm(n_pages), 0
-    for i, (n, count) in enumerate(zip(lengths, counts, strict=True)):
-        mine = pages[i, :count] = order[used : used + count]
-        used += count
-        for h in range(heads):
-            of_chunk = torch.randint(0, count * per_page, (n,))
-            of_chunk[of_chunk == 3] = 4  # group 3 stays empty
-            size = torch.bincount(of_chunk, minlength=count * per_page)
-            sizes[mine, h] = size.view(count, per_page).int()
-            begins[mine, h] = (size.cumsum(0) - size).view(count, per_page).int()
-            listed = torch.full((count * members_per_page,), -1)
-            listed[:n] = of_chunk.argsort(stable=True)
-            members[mine, h] = listed.view(count, members_per_page).int()
-    n_groups = max(counts) * per_page
-    return (
-        arena,
-        slots,
-        begins,
-        sizes,
-        members,
-        pages,
-        torch.tensor(counts),
-        home,
-        1,
-        blocks,
-        torch.arange(len(lengths)),
-    ), n_groups
 
 
 @pytest.mark.parametrize("dim", DIMS)

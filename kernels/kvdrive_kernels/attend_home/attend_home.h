@@ -21,7 +21,7 @@ inline void ascending(const int32_t* ranked, int n, int32_t* out) {
 
 inline void attend_home(TensorView q, TensorView home, int64_t layer, TensorView blocks, TensorView seq_ids, TensorView n_tokens,
                         TensorView n_sink, TensorView zone_begin, TensorView chunk_ids, TensorView n_wanted, double scale,
-                        TensorView out) {
+                        double logit_cap, int64_t window, TensorView out) {
   const Shape s{int(q.size(0)), int(q.size(1)), int(q.size(2)), int(q.size(3)), int(home.size(5))};
   TVM_FFI_ICHECK(home.ndim() == 7 && home.size(6) == s.dim && s.dim % W == 0 && home.size(2) == s.n_heads);
   const auto* seq = data<int64_t>(seq_ids, 1, "seq_ids");
@@ -39,7 +39,7 @@ inline void attend_home(TensorView q, TensorView home, int64_t layer, TensorView
     const Home<T> stored(home, blocks, layer);
     const auto chunks_of = [&](int b) { return (tokens[b] + s.chunk - 1) / s.chunk; };
     attend_lists<T>(
-        s, data<T>(q, 4, "q"), data<T>(out, 4, "out"), Scoring{float(scale), 0},
+        s, data<T>(q, 4, "q"), data<T>(out, 4, "out"), Scoring{float(scale), float(logit_cap)},
         [&](int b) { return int(sink[b] + wanted[b] + std::max<int64_t>(0, chunks_of(b) - zone[b])); },
         [&](int b, int h, int i, const T** row) {
           int64_t id = i;
@@ -47,8 +47,9 @@ inline void attend_home(TensorView q, TensorView home, int64_t layer, TensorView
             id = zone[b] + i - sink[b] - wanted[b];
           else if (i >= sink[b])
             id = sorted[(size_t(b) * s.n_heads + h) * width + i - sink[b]];
-          *row = stored.chunk(seq[b], h, id);
-          return int(std::min<int64_t>(s.chunk, tokens[b] - id * s.chunk));
+          const int64_t before = window ? std::clamp<int64_t>(tokens[b] - window - id * s.chunk, 0, s.chunk) : 0;
+          *row = stored.chunk(seq[b], h, id) + before * s.dim;
+          return int(std::min<int64_t>(s.chunk, tokens[b] - id * s.chunk) - before);
         });
   });
 }

@@ -19,6 +19,8 @@ def attend_home(
     chunk_ids: torch.Tensor,
     n_wanted: torch.Tensor,  # noqa: ARG001 - the padding of chunk_ids says the same
     scale: float,
+    logit_cap: float = 0.0,
+    window: int = 0,
 ) -> torch.Tensor:
     """Exact attention of one token per sequence over its sink, selected and zone chunks where they lie at home.
 
@@ -37,6 +39,8 @@ def attend_home(
             between sink and zone.
         n_wanted: `[B]` int64.
         scale: factor on q·k.
+        logit_cap: logits become `logit_cap * tanh(logit / logit_cap)`; 0: they stay.
+        window: only the newest so many tokens count; 0: all.
 
     Returns:
         `[B, H_kv, G, D]` in the dtype of q.
@@ -52,9 +56,11 @@ def attend_home(
     selected = chunk_ids.long()
     order = selected.masked_fill(selected < 0, 2**62).argsort(dim=-1)
     ids = torch.cat([steady(torch.zeros_like(n_sink), n_sink), selected.gather(-1, order), steady(zone_begin, stop)], dim=-1)
-    counts = (n_tokens.view(-1, 1, 1) - ids * chunk_size).clamp(0, chunk_size).masked_fill(ids < 0, 0)
+    rest = n_tokens.view(-1, 1, 1) - ids * chunk_size  # tokens from the chunk's first one on
+    counts = rest.clamp(0, chunk_size).masked_fill(ids < 0, 0)
+    skipped = torch.minimum((rest - window).clamp_min(0), counts) if window else None
     places = ids.clamp_min(0)
     block = blocks[seq_ids.view(-1, 1, 1), places // per_block]
     heads = torch.arange(n_heads).view(1, -1, 1)
     rows = ((block * n_layers + layer) * n_heads + heads) * per_block + places % per_block
-    return attend_slots(q, home.view(-1, 2, chunk_size, home.shape[6]), rows, counts, scale)
+    return attend_slots(q, home.view(-1, 2, chunk_size, home.shape[6]), rows, counts, scale, logit_cap, skipped)

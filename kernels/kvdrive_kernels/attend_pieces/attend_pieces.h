@@ -48,7 +48,8 @@ inline void pack_block(const T* block, int n, int chunk, int dim, int padded_dim
 }
 
 template <typename T>
-inline void attend_tile(const Pieces<T>& p, Tile tile, int n_group, int dim, float scale, const T* q, int64_t q_stride, T* out) {
+inline void attend_tile(const Pieces<T>& p, Tile tile, int n_group, int dim, Scoring scoring, int64_t window, const T* q,
+                        int64_t q_stride, T* out) {
   const int rows = tile.count * n_group, padded_dim = (dim + PANEL - 1) / PANEL * PANEL;
   float* query = scratch<float, 30>(size_t(QUERY_ROWS + n_group) * dim);
   float* acc = scratch<float, 31>(size_t(QUERY_ROWS + n_group) * padded_dim);
@@ -60,12 +61,14 @@ inline void attend_tile(const Pieces<T>& p, Tile tile, int n_group, int dim, flo
   const int64_t start = p.starts[tile.sequence], position = p.prefix[tile.sequence] + tile.first;
   const int64_t row_elements = int64_t(n_group) * dim, out_stride = p.n_heads * row_elements;
   for (int t = 0; t < tile.count; t++)
-    read_row(q + (start + tile.first + t) * q_stride + tile.head * row_elements, int(row_elements), scale, query + t * row_elements);
+    read_row(q + (start + tile.first + t) * q_stride + tile.head * row_elements, int(row_elements), scoring.scale, query + t * row_elements);
   std::fill_n(acc, size_t(rows) * padded_dim, 0.0f);
   std::fill_n(top, rows, NEVER);
   std::fill_n(total, rows, 0.0f);
   const int64_t n_keys = position + tile.count;
-  for (int64_t first_key = 0; first_key < n_keys; first_key += KEYS) {
+  // With a window the first query token sees keys from here on, the others from later ones.
+  const int64_t first_seen = window ? std::max<int64_t>(0, position + 1 - window) : 0;
+  for (int64_t first_key = first_seen / KEYS * KEYS; first_key < n_keys; first_key += KEYS) {
     const int n = int(std::min<int64_t>(KEYS, n_keys - first_key));
     const int64_t block = p.blocks[p.seq_ids[tile.sequence] * p.max_blocks + first_key / KEYS];
     pack_block(p.home + ((block * p.n_layers + p.layer) * p.n_heads + tile.head) * KEYS * 2 * dim, n, int(p.chunk), dim, padded_dim,
@@ -73,29 +76,16 @@ inline void attend_tile(const Pieces<T>& p, Tile tile, int n_group, int dim, flo
     multiply<false>(rows, KEYS / PANEL, dim, query, dim, keys, scores, KEYS);
     for (int r = 0; r < rows; r++) {
       float* mine = scores + r * KEYS;
-      const int visible = int(std::min<int64_t>(KEYS, position + r / n_group + 1 - first_key));
-      if (visible <= 0) {
+      const int64_t seen = position + r / n_group + 1 - first_key;  // keys of this block up to the query token
+      const int visible = int(std::min<int64_t>(KEYS, seen)), hidden = window ? int(std::max<int64_t>(0, seen - window)) : 0;
+      if (visible <= hidden) {
         std::fill_n(mine, KEYS, 0.0f);
         continue;
       }
-      std::fill(mine + visible, mine + KEYS, NEVER);
-      vfloat best = load(mine);
-      for (int t = W; t < KEYS; t += W) best = vmax(best, load(mine + t));
-      const float now = std::max(top[r], largest(best));
-      if (now > top[r]) {
-        const float shrink = std::exp(top[r] - now);
-        total[r] *= shrink;
-        float* sums = acc + size_t(r) * padded_dim;
-        for (int d = 0; d < padded_dim; d += W) store(sums + d, load(sums + d) * shrink);
-        top[r] = now;
-      }
-      vfloat weights{};
-      for (int t = 0; t < KEYS; t += W) {
-        const vfloat weight = exp_negative(load(mine + t) - now);
-        store(mine + t, weight);
-        weights += weight;
-      }
-      total[r] += sum(weights);
+      if (scoring.cap > 0) cap_scores(mine, visible, scoring.cap);
+      std::fill_n(mine, hidden, NEVER);
+      take_scores(mine, visible, padded_dim, top[r], total[r], acc + size_t(r) * padded_dim);
+      std::fill(mine + visible, mine + KEYS, 0.0f);
     }
     multiply<true>(rows, padded_dim / PANEL, KEYS, scores, KEYS, values, acc, padded_dim);
   }
@@ -109,7 +99,7 @@ inline void attend_tile(const Pieces<T>& p, Tile tile, int n_group, int dim, flo
 }
 
 inline void attend_pieces(TensorView q, TensorView home, int64_t layer, TensorView blocks, TensorView seq_ids, TensorView starts,
-                          TensorView prefix, TensorView lengths, double scale, TensorView out) {
+                          TensorView prefix, TensorView lengths, double scale, double logit_cap, int64_t window, TensorView out) {
   const int dim = int(q.size(2)), n_heads = int(home.size(2)), n_group = int(q.size(1)) / n_heads;
   TVM_FFI_ICHECK(home.ndim() == 7 && home.size(3) * home.size(5) == KEYS && home.size(6) == dim && dim % W == 0 && dim <= 1024);
   const auto* length = data<int64_t>(lengths, 1, "lengths");
@@ -126,8 +116,9 @@ inline void attend_pieces(TensorView q, TensorView home, int64_t layer, TensorVi
     const T* from = data<T>(q, 3, "q", 1);
     T* to = data<T>(out, 3, "out");
     const int64_t stride = q.stride(0);
+    const Scoring scoring{float(scale), float(logit_cap)};
 #pragma omp parallel for schedule(dynamic, 1)
-    for (int i = int(tiles.size()) - 1; i >= 0; i--) attend_tile(pieces, tiles[i], n_group, dim, float(scale), from, stride, to);
+    for (int i = int(tiles.size()) - 1; i >= 0; i--) attend_tile(pieces, tiles[i], n_group, dim, scoring, window, from, stride, to);
   });
 }
 

@@ -6,8 +6,9 @@ import torch
 
 
 def select_chunks(
-    library, q, arena, slots, begins, sizes, members, pages, n_pages, home, layer, blocks, seq_ids, n_wanted, shape, scale
-):
+    library, q, arena, slots, begins, sizes, members, pages, n_pages, home, layer, blocks, seq_ids, n_wanted, shape, scale,
+    logit_cap=0.0,
+):  # fmt: skip
     n_batch, n_heads = q.shape[:2]
     k, n_groups = shape
     chunk_ids = torch.empty(n_batch, n_heads, k, dtype=torch.int32)
@@ -15,6 +16,6 @@ def select_chunks(
     scores = torch.empty(n_batch, n_heads, n_groups)
     library.select_chunks(
         q.contiguous(), arena, slots, begins, sizes, members, pages, n_pages, home, layer, blocks, seq_ids, n_wanted, scale,
-        chunk_ids, group_ids, scores,
+        logit_cap, chunk_ids, group_ids, scores,
     )  # fmt: skip
     return chunk_ids, group_ids, scores

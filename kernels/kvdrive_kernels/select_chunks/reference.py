@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kvdrive_kernels.attend_slots.reference import cap_logits
 from kvdrive_kernels.fill_chunks.reference import fill_chunks
 from kvdrive_kernels.mean_keys.reference import mean_keys
 from kvdrive_kernels.score_groups.reference import score_groups
@@ -25,6 +26,7 @@ def select_chunks(
     n_wanted: torch.Tensor,
     shape: tuple[int, int],  # noqa: ARG001 - saves the native version from looking
     scale: float,
+    logit_cap: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Score the groups of each sequence's index, walk them best first, stop at exactly the budget.
 
@@ -43,6 +45,7 @@ def select_chunks(
         n_wanted: `[B]` int64, chunks to choose, from 1 to the number of indexed chunks.
         shape: K, the largest `n_wanted`, and N_g, groups of the longest of these sequences.
         scale: factor on q·k.
+        logit_cap: as in `attend_home`.
 
     Returns:
         chunk_ids, group_ids `[B, H_kv, K]` int32, ranked best first, -1 beyond `n_wanted`; a group's id is its position in
@@ -60,7 +63,7 @@ def select_chunks(
     vectors = arena.view(arena.shape[0], -1, dim)[heads_first(slots).long()]
     by_page = vectors.view(*vectors.shape[:2], mine.shape[1], -1, dim)[:, :, :, : sizes.shape[2]]
     present_sizes = (sizes[mine] * present[:, :, None, None]).transpose(1, 2).flatten(2)
-    scores, lse = score_groups(q, by_page.flatten(2, 3), present_sizes, scale)
+    scores, lse = score_groups(q, by_page.flatten(2, 3), present_sizes, scale, logit_cap)
 
     def chunk_scores(candidates: torch.Tensor) -> torch.Tensor:
         """Like a group's score, with the chunk's own mean key, in the log so that nothing overflows."""
@@ -70,6 +73,7 @@ def select_chunks(
         rows = ((block * n_layers + layer) * n_heads + heads) * per_block + ids % per_block
         means = mean_keys(home.view(-1, 2, chunk_size, dim)[rows, 0])
         logits = torch.einsum("bhgd,bhxd->bhgx", q.float(), means) * scale
+        logits = cap_logits(logits, logit_cap)
         return torch.logsumexp(logits - lse.unsqueeze(-1), dim=2)
 
     chunk_ids, group_ids = fill_chunks(scores, heads_first(begins), present_sizes, heads_first(members), n_wanted, chunk_scores)

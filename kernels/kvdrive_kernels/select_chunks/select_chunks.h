@@ -26,9 +26,9 @@ struct Index {
   }
 };
 
-// log sum over the query heads of exp(q . mean key - lse): a chunk's own score.
+// log sum over the query heads of exp(q . mean key - lse), the dot product capped as in attention: a chunk's own score.
 template <typename T>
-inline float chunk_score(const Index<T>& index, const float* q, const float* lse, int n_group, int dim, const T* key) {
+inline float chunk_score(const Index<T>& index, const float* q, float cap, const float* lse, int n_group, int dim, const T* key) {
   float logits[64], top = NEVER, total = 0;
   float* mean = scratch<float, 5>(dim);
   for (int d = 0; d < dim; d += W) {
@@ -39,7 +39,8 @@ inline float chunk_score(const Index<T>& index, const float* q, const float* lse
   for (int g = 0; g < n_group; g++) {
     vfloat dot{};
     for (int d = 0; d < dim; d += W) dot += load(q + g * dim + d) * load(mean + d);
-    logits[g] = sum(dot) - lse[g];
+    const float score = sum(dot);
+    logits[g] = (cap > 0 ? cap * std::tanh(score / cap) : score) - lse[g];
     top = std::max(top, logits[g]);
   }
   for (int g = 0; g < n_group; g++) total += std::exp(logits[g] - top);
@@ -72,8 +73,8 @@ inline void softmax_sum(float* logits, int n_group, int stride, int n, const int
 
 // Walk the groups best first (ties: lower id) until `wanted` chunks are taken.
 template <typename T>
-inline void fill(const Index<T>& index, int64_t seq, int64_t h, const float* q, const float* lse, int n_group, int dim, int n,
-                 const float* scores, const int32_t* sizes, const int32_t* begins, int wanted, int32_t* chunk_ids,
+inline void fill(const Index<T>& index, int64_t seq, int64_t h, const float* q, float cap, const float* lse, int n_group, int dim,
+                 int n, const float* scores, const int32_t* sizes, const int32_t* begins, int wanted, int32_t* chunk_ids,
                  int32_t* group_ids) {
   uint64_t* heap = scratch<uint64_t, 6>(n);
   int n_heap = 0;
@@ -97,7 +98,7 @@ inline void fill(const Index<T>& index, int64_t seq, int64_t h, const float* q, 
       auto* ranked = scratch<std::pair<float, int32_t>, 7>(size);
       for (int i = 0; i < size; i++) {
         const int32_t id = index.member(seq, h, begins[group] + i);
-        ranked[i] = {chunk_score(index, q, lse, n_group, dim, index.home.chunk(seq, h, id)), id};
+        ranked[i] = {chunk_score(index, q, cap, lse, n_group, dim, index.home.chunk(seq, h, id)), id};
       }
       std::stable_sort(ranked, ranked + size, [](const auto& a, const auto& b) { return a.first > b.first; });
       for (int i = 0; i < rest; i++) target[i] = ranked[i].second;
@@ -110,8 +111,8 @@ inline void fill(const Index<T>& index, int64_t seq, int64_t h, const float* q, 
 
 inline void select_chunks(TensorView q, TensorView arena, TensorView slots, TensorView begins, TensorView sizes,
                           TensorView members, TensorView pages, TensorView n_pages, TensorView home, int64_t layer, TensorView blocks,
-                          TensorView seq_ids, TensorView n_wanted, double scale, TensorView chunk_ids, TensorView group_ids,
-                          TensorView scores) {
+                          TensorView seq_ids, TensorView n_wanted, double scale, double logit_cap, TensorView chunk_ids,
+                          TensorView group_ids, TensorView scores) {
   const int n_batch = int(q.size(0)), n_heads = int(q.size(1)), n_group = int(q.size(2)), dim = int(q.size(3));
   TVM_FFI_ICHECK(dim % W == 0 && n_group <= 64);
   TVM_FFI_ICHECK(chunk_ids.dtype().bits == 32 && home.ndim() == 7);
@@ -153,7 +154,9 @@ inline void select_chunks(TensorView q, TensorView arena, TensorView slots, Tens
           }
           auto* query = scratch<typename Query<T>::Element, 14>(n_group * dim);
           read_query(queries + size_t(item) * n_group * dim, n_group, dim, query);
-          score_rows<T>(query, n_group, dim, rows, count, float(scale), logits + size_t(item) * n_group * stride + first, stride);
+          float* out = logits + size_t(item) * n_group * stride + first;
+          score_rows<T>(query, n_group, dim, rows, count, float(scale), out, stride);
+          for (int g = 0; logit_cap > 0 && g < n_group; g++) cap_scores(out + size_t(g) * stride, count, float(logit_cap));
         }
       }
 #pragma omp for schedule(dynamic, 1)
@@ -174,8 +177,8 @@ inline void select_chunks(TensorView q, TensorView arena, TensorView slots, Tens
         std::fill(score + n, score + max_groups, -1.0f);
         std::fill_n(out_chunks + size_t(item) * width, width, -1);
         std::fill_n(out_groups + size_t(item) * width, width, -1);
-        fill(index, sequence, h, query_of(item), lse, n_group, dim, n, score, size, begin, k, out_chunks + size_t(item) * width,
-             out_groups + size_t(item) * width);
+        fill(index, sequence, h, query_of(item), float(logit_cap), lse, n_group, dim, n, score, size, begin, k,
+             out_chunks + size_t(item) * width, out_groups + size_t(item) * width);
       }
     }
   });
