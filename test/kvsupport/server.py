@@ -169,6 +169,19 @@ class Server:
         for sign in ("traceback", "memory leak", "scheduler hit an exception"):
             assert sign not in text, self.tail()
 
+    @contextlib.contextmanager
+    def frozen(self):
+        """The schedulers stand still, as on a machine of any slowness; HTTP and the tokenizer go on."""
+        schedulers = [process for process in self.tree() if process.name().startswith("sglang::sched")]
+        assert schedulers, [process.name() for process in self.tree()]
+        for process in schedulers:
+            process.suspend()
+        try:
+            yield
+        finally:
+            for process in schedulers:
+                process.resume()
+
     # -- stopping -------------------------------------------------------------------------------------------------------
 
     def tree(self) -> list[psutil.Process]:
