@@ -253,10 +253,11 @@ def processor_seconds(family: list[psutil.Process]) -> float:
 
 
 def assert_decodes_as_before(server, before: list[DecodeProbe]) -> None:
-    """The same work, and within half a minute the same speed to 20%, best against best.
+    """The same work, and within half a minute the same speed, best against best.
 
-    A machine that others disturb has moods in which everything takes up to twice as long, for minutes. Where that was seen,
-    before or after, three times as long is allowed; the slow-down that this looks for is tenfold.
+    A machine that others disturb has moods in which everything takes up to twice as long, for minutes. Half a minute is given
+    to be as fast to 20%; after that, twice as long is allowed (a neighbour that only uses up memory bandwidth was seen to cost
+    half, and no clock here shows it), three times where others took processors. What this looks for is tenfold.
     """
     after: list[DecodeProbe] = []
     quiet = min(probe.seconds for probe in before)
@@ -266,5 +267,5 @@ def assert_decodes_as_before(server, before: list[DecodeProbe]) -> None:
         assert after[-1].work == before[0].work
     assert before[0].work["misses"] > 0
     disturbed = any(probe.disturbance > DISTURBED for probe in before + after)
-    limit = 3 if disturbed else AS_FAST
+    limit = 3 if disturbed else 2
     assert min(probe.seconds for probe in after) <= limit * quiet, (before, after)
